@@ -1,0 +1,80 @@
+"""Everything dualform raises on purpose, as one tree.
+
+    DualformError
+    ├── RecordingError             the training loop cannot be recorded, or not any further
+    │   ├── UnexplainedGradient    keys and values are not all of a parameter's gradient
+    │   ├── ParameterChanged       a parameter moved without its optimiser
+    │   └── NotFinite              a key, a value or a gradient is NaN or infinite
+    ├── StorageError               bytes could not be written
+    │   └── RunExists              the directory is already in use
+    ├── RunError                   a directory is not a readable run
+    ├── QueryError                 the question does not fit the memory
+    │   ├── UnknownName            no such layer, tag or value; lists those there are
+    │   └── NotRecorded            the run does not hold what the question needs
+    └── MissingExtra               an optional dependency is not installed
+"""
+
+from collections.abc import Iterable
+
+
+class DualformError(Exception):
+    """Base of all errors raised by dualform."""
+
+
+class RecordingError(DualformError):
+    """The training loop cannot be recorded, or not any further."""
+
+
+class UnexplainedGradient(RecordingError):
+    """The recorded keys and values are not all of a parameter's gradient."""
+
+
+class ParameterChanged(RecordingError):
+    """A parameter moved without its optimiser."""
+
+
+class NotFinite(RecordingError):
+    """A key, a value or a gradient is NaN or infinite."""
+
+
+class StorageError(DualformError):
+    """Bytes could not be written."""
+
+
+class RunExists(StorageError):
+    """The directory is already in use."""
+
+
+class RunError(DualformError):
+    """A directory is not a readable run."""
+
+
+class QueryError(DualformError):
+    """The question does not fit the memory."""
+
+
+class NotRecorded(QueryError):
+    """The run does not hold what the question needs."""
+
+
+class UnknownName(QueryError):
+    """No such layer, tag or value. The message lists those there are."""
+
+    def __init__(self, kind: str, name: object, known: Iterable[object]) -> None:
+        super().__init__(f"no {kind} {name!r}; there is {listing(known)}")
+
+
+class MissingExtra(DualformError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"this needs {package}, which is not installed: pip install 'dualform[{extra}]'")
+
+
+def listing(names: Iterable[object], most: int = 20) -> str:
+    """`'a', 'b', 'c' and 17 more`: names as they stand in an error message."""
+    shown = [repr(name) for name in names]
+    if not shown:
+        return "nothing"
+    rest = f" and {len(shown) - most} more" if len(shown) > most else ""
+    return ", ".join(shown[:most]) + rest

@@ -1,0 +1,45 @@
+"""How many bytes a run will take, and how long its chapters are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dualform.store import Column, Manifest
+
+_SMALLEST, _LARGEST = 32 << 20, 256 << 20
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Bytes on disk: `print(recorder.estimate(steps=3000, batch=128))`."""
+
+    layers: dict[str, int]
+    snapshots: int
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self.layers.values()) + self.snapshots
+
+    def __str__(self) -> str:
+        return f"{self.nbytes / 1e9:.2f} GB"
+
+
+def chapter_bytes(state: Mapping[str, Column]) -> int:
+    """Long enough for the snapshot at its end to be a few per cent, short enough for two in memory."""
+    return min(max(24 * _nbytes(state), _SMALLEST), _LARGEST)
+
+
+def estimate(manifest: Manifest, state: Mapping[str, Column], steps: int, batch: int) -> Estimate:
+    size = {"float16": 2, "float32": 4, "float64": 8}[manifest.storage.dtype]
+    exponent = 2 if manifest.storage.dtype == "float16" else 0
+    layers = {}
+    for layer in manifest.layers:
+        slot = size * layer.d_in + exponent
+        if manifest.storage.values:
+            slot += size * layer.d_out + exponent
+        layers[layer.name] = slot * steps * batch
+    chapters = 2 + sum(layers.values()) // chapter_bytes(state)
+    return Estimate(layers, chapters * _nbytes(state))
+
+
+def _nbytes(state: Mapping[str, Column]) -> int:
+    return sum(column.nbytes for column in state.values())

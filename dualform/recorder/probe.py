@@ -1,0 +1,72 @@
+"""Freivalds' probe: a layer's gradient, and what went through the layer, seen through random vectors r.
+
+    (grad r)^T  ==  sum over passes of  f_p (X_p r)^T E_p
+
+Both sides cost as much as reading their matrices once. A bias is a weight whose key is always 1.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.store import Layer
+
+Array = NDArray[np.float64]
+
+_EQUATIONS = 64  # at least that many numbers are compared per weight: more than there are factors
+
+
+class Probe:
+    """The random vectors of one layer, drawn once a run from a generator of their own.
+
+    They are the rows of one matrix, a group for each trained part, nonzero where the part's key columns
+    are. A bias' key is not in the input, so its 1 is added instead.
+    """
+
+    def __init__(self, layer: Layer, generator: torch.Generator) -> None:
+        self.layer = layer
+        probes = ceil(_EQUATIONS / layer.d_out)
+        widths = [1 if part.is_bias else probes for part in layer.trained]
+        self.slices = [slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths))]
+        self._vectors = torch.zeros(sum(widths), layer.d_in)
+        self._added = torch.zeros(sum(widths), 1)
+        for part, group in zip(layer.trained, self.slices, strict=True):
+            if part.columns is None:
+                self._added[group] = 1.0
+            else:
+                shape = widths[0], part.columns[1] - part.columns[0]
+                self._vectors[group, slice(*part.columns)] = torch.randn(shape, generator=generator)
+
+    def of_gradients(self, gradients: Sequence[Tensor]) -> Array:
+        """grad @ r of each weight, then the gradient of each bias: (rows, d_out)."""
+        self._fit(gradients[0])
+        seen = np.empty((len(self._added), self.layer.d_out))
+        for part, group, gradient in zip(self.layer.trained, self.slices, gradients, strict=True):
+            if part.columns is None:
+                seen[group] = array(gradient)
+            else:
+                r = self._vectors[group, slice(*part.columns)]
+                seen[group] = array(gradient.to(r.dtype) @ r.mT).T
+        return seen
+
+    def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Array:
+        """(X r)^T E, or (|X| |r|)^T |E|: (rows, d_out)."""
+        self._fit(values)
+        keys, values, r = keys.to(self._vectors.dtype), values.to(self._vectors.dtype), self._vectors
+        if absolute:
+            keys, values, r = keys.abs(), values.abs(), r.abs()
+        return array(torch.addmm(self._added, r, keys.mT) @ values)
+
+    def _fit(self, like: Tensor) -> None:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        if self._vectors.dtype != dtype or self._vectors.device != like.device:
+            self._vectors, self._added = self._vectors.to(like.device, dtype), self._added.to(like.device, dtype)
+
+
+def array(small: Tensor) -> Array:
+    """A small tensor as float64 on the CPU. numpy has no name for bfloat16, so torch widens first."""
+    return (small.float() if small.dtype == torch.bfloat16 else small).cpu().numpy().astype(np.float64)

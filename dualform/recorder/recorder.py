@@ -1,0 +1,303 @@
+"""The recorder: a `with` block around a training loop, nothing of which stays on the model.
+
+    with dualform.record(model, optimizer, "runs/mnist") as recorder:
+        for images, labels in loader:
+            recorder.tag(label=labels)
+            loss = F.cross_entropy(model(images), labels)
+            optimizer.zero_grad(); loss.backward(); optimizer.step()
+
+A step is one call of an optimiser's `step`. Before it, its hyper-parameters are read; after it, its
+gradients are audited against what went through the layers, and the slots go to the writer.
+"""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from secrets import randbits, token_hex
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from dualform.errors import DualformError, ParameterChanged, RecordingError
+from dualform.recorder import ledger, tags
+from dualform.recorder.arena import Arena
+from dualform.recorder.audit import explain
+from dualform.recorder.capture import Captures, Packed, as_rows
+from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
+from dualform.recorder.layers import Recorded, plan
+from dualform.recorder.probe import Probe
+from dualform.recorder.snapshot import snapshot
+from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, Storage, prepare
+from dualform.store.packing import pack
+
+
+class Recorder:
+    """Made by `dualform.record`; see there."""
+
+    def __init__(
+        self, model: nn.Module, optimizers: Sequence[Optimizer], path: Path, layers: str | Iterable[str],
+        storage: Storage, overwrite: bool, about: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.steps = 0
+        self._model, self._optimizers, self._storage, self._overwrite = model, optimizers, storage, overwrite
+        chosen = plan(model, optimizers, layers)
+        self.skipped = chosen.skipped
+        self._recorded = chosen.recorded
+        self._manifest = Manifest(
+            run=token_hex(8),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            software=f"torch {torch.__version__}, python {sys.version.split()[0]}",
+            storage=storage,
+            optimizers=tuple(ledger.describe(optimizer, storage.values) for optimizer in optimizers),
+            layers=tuple(entry.layer for entry in chosen.recorded),
+            about=dict(about),
+        )
+        self._writer: RunWriter | None = None
+        self._failed: BaseException | None = None
+        # Random numbers of its own: recording must not change the user's.
+        self._seed = randbits(62)
+        generator = torch.Generator().manual_seed(self._seed)
+        self._probes = [Probe(entry.layer, generator) for entry in chosen.recorded]
+        self._idle = {
+            part.parameter: [0.0] * (1 + len(self._manifest.optimizers[part.optimizer or 0].columns))
+            for layer in self._manifest.layers
+            for part in layer.trained
+        }
+
+    # The user's side
+
+    @property
+    def layers(self) -> list[str]:
+        """Names of the layers that are recorded."""
+        return [entry.layer.name for entry in self._recorded]
+
+    def tag(self, **columns: Any) -> None:
+        """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
+
+        Scalars and strings hold for every row; arrays have one entry a row, in the shape of the batch.
+        Tags hold until the next `tag` or step. Every batch needs the same ones.
+        """
+        self._columns, self._spread = tags.as_columns(columns), {}
+
+    def estimate(self, steps: int, batch: int) -> Estimate:
+        """The bytes that `steps` steps of `batch` slots each will take, before repeated keys are found."""
+        return estimate(self._manifest, snapshot(self._model, self._optimizers), steps, batch)
+
+    def sync(self) -> int:
+        """Put everything so far on the disk and return the number of steps there; call it at checkpoints."""
+        self._check_running()
+        assert self._writer is not None
+        self._guard(self._seal)
+        self._guard(self._writer.wait)
+        return self.steps
+
+    def __enter__(self) -> Self:
+        if self._writer is not None:
+            raise RecordingError("a recorder can be entered once; call dualform.record again")
+        self._columns: dict[str, Any] = {}
+        self._spread: dict[tuple[int, ...], Mapping[str, Any]] = {}
+        self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
+        self._lines: dict[str, list[float]] = {}
+        self._stepping = False
+        self._arena = Arena()
+        state = snapshot(self._model, self._optimizers)
+        prepare(self.path, self._overwrite)
+        self._writer = RunWriter(self.path, self._manifest, state, chapter_bytes(state))
+        self._captures = Captures(self._recorded, self._probes, self._spread_tags, self._pack)
+        self._handles: list[RemovableHandle] = []
+        for index, optimizer in enumerate(self._optimizers):
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step(index)))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step(index)))
+        self._print = self._fingerprint()
+        if self.skipped:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
+            warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._writer is not None
+        self._captures.close()
+        for handle in self._handles:
+            handle.remove()
+        try:
+            self._close(kind)
+        except DualformError as trouble:
+            if error is None:
+                raise
+            error.add_note(f"dualform could not seal the last steps: {trouble}")
+
+    def _close(self, kind: type[BaseException] | None) -> None:
+        assert self._writer is not None
+        if self._failed is not None and not isinstance(self._failed, RecordingError):
+            self._writer.abandon()  # the disk said no once; what was sealed stays readable
+            return
+        # Weights that moved on without being recorded are not the state after the last recorded step.
+        torn = self._stepping or self._failed is not None
+        state = {} if torn else snapshot(self._model, self._optimizers)
+        self._writer.close(state, "complete" if kind is None else kind.__name__)
+
+    # Around each step
+
+    def _before_step(self, index: int) -> Any:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self._check_running()
+            self._guard(self._check_unchanged)
+            self._lines = ledger.read(optimizer, list(self._parameters(index)), self._storage.values)
+            self._stepping = True
+
+        return hook
+
+    def _after_step(self, index: int) -> Any:
+        def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self._guard(lambda: self._take_step(index))
+            self._stepping = False
+
+        return hook
+
+    def _guard(self, action: Callable[[], None]) -> None:
+        """An error stops the recording for good: later steps must not be recorded as if nothing was."""
+        try:
+            action()
+        except BaseException as error:
+            self._failed = error
+            raise
+
+    def _take_step(self, index: int) -> None:
+        assert self._writer is not None
+        self._writer.check()
+        stepped = {name for name, p in self._parameters(index) if p.grad is not None}
+        residual = dict.fromkeys(self.layers, float("nan"))
+        rows: dict[str, list[Rows]] = {}
+        for entry, probe in zip(self._recorded, self._probes, strict=True):
+            name = entry.layer.name
+            if entry.layer.trained[0].optimizer == index:
+                passes = self._captures.take(name)
+                if any(part.parameter in stepped for part in entry.layer.trained):
+                    explained = explain(probe, self._gradients(entry), passes, self.steps)
+                    residual[name] = explained.residual
+                    # factors of 0: zeroed before the step, the pass never was in a gradient
+                    used = [(one, f) for one, f in zip(passes, explained.factors, strict=True) if f.any()]
+                    rows[name] = [as_rows(one, factors, self._storage) for one, factors in used]
+        lines = {name: self._ledger_line(name, stepped) for name in self._idle}
+        self._writer.append(StepRecord(lines, residual, rows), self._kinds or {})
+        self.steps += 1
+        self._columns, self._spread = {}, {}
+        self._print = self._fingerprint()
+        if self._writer.full:
+            self._seal()
+
+    def _gradients(self, entry: Recorded) -> list[Tensor]:
+        gradients = []
+        for part, parameter in _trained(entry):
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout != torch.strided:
+                raise RecordingError(f"step {self.steps}: the gradient of {part.parameter!r} is sparse")
+            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient.detach())
+        return gradients
+
+    def _ledger_line(self, name: str, stepped: set[str]) -> list[float]:
+        """A parameter of another optimiser, or one without a gradient, is idle in this step."""
+        if name in self._lines:
+            return [float(name in stepped), *self._lines[name]]
+        return self._idle[name]
+
+    # What is known of the parameters
+
+    def _parameters(self, index: int) -> Iterable[tuple[str, Tensor]]:
+        """The recorded parameters that an optimiser steps, by name."""
+        for entry in self._recorded:
+            for part, parameter in _trained(entry):
+                if part.optimizer == index:
+                    yield part.parameter, parameter
+
+    def _fingerprint(self) -> tuple[str, Tensor]:
+        """A row of a recorded weight, another weight and row each step.
+
+        Whatever changes weights as a whole shows here within a few steps; a change of single rows shows
+        here sooner or later, and in the certificate of its chapter in any case.
+        """
+        entry = self._recorded[self.steps % len(self._recorded)]
+        weight = entry.module.weight.detach()
+        return entry.layer.parts[0].parameter, weight[(self._seed + 31 * self.steps) % len(weight)].clone()
+
+    def _check_unchanged(self) -> None:
+        (name, then), (_, now) = self._print, self._fingerprint()
+        if not torch.equal(then, now):
+            raise ParameterChanged(
+                f"step {self.steps}: {name!r} was changed between two optimiser steps (by assignment, "
+                "clamping, averaging, load_state_dict?). Leave its layer out with layers=..., or make the "
+                "change outside of recording. The steps before it are kept"
+            )
+
+    # Tags, memory, and the state of the recorder itself
+
+    def _pack(self, rows: Tensor) -> Packed:
+        return Packed(*pack(rows, self._storage.dtype, self._arena.empty))
+
+    def _seal(self) -> None:
+        assert self._writer is not None
+        self._writer.seal(snapshot(self._model, self._optimizers), done=self._arena.hand_over())
+
+    def _spread_tags(self, leading: tuple[int, ...], layer: str) -> Mapping[str, Any]:
+        if leading not in self._spread:  # most layers have the same rows
+            kinds = tags.kinds(self._columns)
+            if self._kinds is None:
+                self._kinds = kinds
+            tags.check_same(kinds, self._kinds, self.steps)
+            self._spread[leading] = tags.spread(self._columns, leading, layer)
+        return self._spread[leading]
+
+    def _check_running(self) -> None:
+        if self._writer is None:
+            raise RecordingError("the recorder is not on: use it in a with block")
+        if self._failed is not None:
+            raise RecordingError(f"recording stopped at step {self.steps}: {self._failed}") from self._failed
+
+
+def _get(entry: Recorded, parameter: str) -> Tensor:
+    tensor = getattr(entry.module, parameter.rpartition(".")[2])
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def _trained(entry: Recorded) -> Iterable[tuple[Part, Tensor]]:
+    return ((part, _get(entry, part.parameter)) for part in entry.layer.trained)
+
+
+def record(
+    model: nn.Module,
+    optimizer: Optimizer | Sequence[Optimizer],
+    path: str | Path,
+    *,
+    layers: str | Iterable[str] = "*",
+    dtype: str = "float16",
+    values: bool = True,
+    overwrite: bool = False,
+    about: Mapping[str, Any] | None = None,
+) -> Recorder:
+    """Record the training of a model's linear layers to a directory.
+
+        with dualform.record(model, optimizer, "runs/mnist") as recorder:
+            ...                                    # the training loop, unchanged
+            recorder.tag(id=ids, label=labels)     # before each forward pass, if you like
+
+    `optimizer` may be a list. `layers` is a name, a pattern such as "encoder.*", or a list of them; what
+    "*" has to leave out is in `recorder.skipped`. `dtype` is the precision of stored keys and values:
+    "float16" (scaled by row), "float32" or "float64". With `values=False` only keys are stored: attention
+    weights work, outputs and muting do not, and any optimiser will do. A run that exists is replaced only
+    with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
+    """
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    if dtype not in DTYPES:
+        raise RecordingError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    storage = Storage(dtype=dtype, values=values)
+    return Recorder(model, optimizers, Path(path), layers, storage, overwrite, about or {})

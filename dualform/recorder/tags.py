@@ -1,0 +1,87 @@
+"""Tags: what the user says of the rows of a batch, as columns with one entry a slot."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.errors import RecordingError
+
+Array = NDArray[Any]
+
+RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")
+_KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "string"}
+_STORED = {"bool": np.bool_, "int": np.int64, "float": np.float64}
+
+
+def as_columns(given: Mapping[str, Any]) -> dict[str, Array]:
+    """Scalars, strings, lists, arrays or tensors, each as an array of one of four kinds."""
+    columns = {}
+    for name, value in given.items():
+        if name in RESERVED:
+            raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
+        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+        kind = _KINDS.get(array.dtype.kind)
+        if kind is None:
+            raise RecordingError(
+                f"tag {name!r} must hold numbers or strings, not {array.dtype}: got {type(value).__name__}"
+            )
+        # A copy: the user's buffer may be filled with the next batch before the slots are written.
+        columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
+    return columns
+
+
+def kinds(columns: Mapping[str, Array]) -> dict[str, str]:
+    return {name: _KINDS[column.dtype.kind] for name, column in columns.items()}
+
+
+def spread(columns: Mapping[str, Array], leading: tuple[int, ...], layer: str) -> dict[str, Array]:
+    """Each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
+
+    A tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the
+    first ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises.
+    """
+    return {name: _spread(name, column, leading, layer) for name, column in columns.items()}
+
+
+def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> Array:
+    shape = column.shape
+    missing = len(leading) - len(shape)
+    if missing > 0 and len(shape) == 1 and leading.count(shape[0]) > 1:
+        raise RecordingError(
+            f"tag {name!r} of shape {shape} could go with several dimensions of {leading} in layer {layer!r}: "
+            f"give it {len(leading)} dimensions, such as (batch, 1) or (1, batch)"
+        )
+    try:
+        full = np.broadcast_to(column.reshape(*shape, *[1] * missing) if shape else column, leading)
+    except ValueError:
+        raise RecordingError(
+            f"tag {name!r} has shape {shape}, but layer {layer!r} got rows of shape {leading}: "
+            "give one entry a row, or a scalar for all of them"
+        ) from None
+    return full.reshape(-1)
+
+
+def joined(several: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """The columns of several calls, one after the other."""
+    if len(several) == 1:
+        return dict(several[0])
+    return {name: np.concatenate([columns[name] for columns in several]) for name in several[0]}
+
+
+def check_same(given: Mapping[str, str], expected: Mapping[str, str], step: int) -> None:
+    """Every batch needs the tags of the first one, of the same kinds."""
+    if given == expected:
+        return
+    missing = [name for name in expected if name not in given]
+    added = [name for name in given if name not in expected]
+    if missing:
+        problem = f"tag {missing[0]!r} is missing: call recorder.tag before every forward pass of a step"
+    elif added:
+        problem = f"tag {added[0]!r} is new: earlier batches were recorded without it"
+    else:
+        name = next(name for name in given if given[name] != expected[name])
+        problem = f"tag {name!r} holds {given[name]}, before it held {expected[name]}"
+    raise RecordingError(f"step {step}: {problem}. The steps before it are kept")

@@ -1,0 +1,108 @@
+"""A chapter: whole steps of a run, gathered in memory until they are sealed as one shard.
+
+`Rows` are what one backward pass sent through one layer; a `StepRecord` is one optimiser step.
+Everything here is numpy: packed bytes and small tables, no live tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.store.files import Column
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The slots of one backward pass through one layer, packed."""
+
+    keys: Array  # (n, d_in)
+    key_exponent: Array | None  # (n,), float16 only
+    values: Array | None  # (n, d_out); None: keys only
+    value_exponent: Array | None
+    factors: Array  # (trained parts,): how much of the pass was in the step's gradient
+    tags: Mapping[str, Array]  # (n,) each
+    may_repeat: bool  # the keys do not depend on anything trained: they may be seen again
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.keys, self.key_exponent, self.values, self.value_exponent, *self.tags.values())
+        return sum(array.nbytes for array in arrays if array is not None)
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One optimiser step: its ledger lines, its audit, its slots."""
+
+    ledger: Mapping[str, Sequence[float]]  # parameter -> stepped, then the optimiser's columns
+    residual: Mapping[str, float]  # layer -> unexplained share of its gradient; NaN: not stepped
+    rows: Mapping[str, Sequence[Rows]]  # layer -> its backward passes
+
+
+@dataclass
+class Chapter:
+    """The steps since the last seal."""
+
+    first_step: int
+    steps: list[StepRecord] = field(default_factory=list)
+    nbytes: int = 0
+
+    @property
+    def last_step(self) -> int:
+        return self.first_step + len(self.steps)
+
+    def append(self, step: StepRecord) -> None:
+        self.steps.append(step)
+        self.nbytes += sum(rows.nbytes for passes in step.rows.values() for rows in passes)
+
+    def tables(self) -> dict[str, Column]:
+        """The ledger and the audit as columns."""
+        columns: dict[str, Column] = {}
+        if self.steps:
+            for parameter in self.steps[0].ledger:
+                lines = np.array([step.ledger[parameter] for step in self.steps], dtype=np.float64)
+                columns[f"ledger/{parameter}"] = Column([lines])  # (steps, 1 + columns)
+            for layer in self.steps[0].residual:
+                residual = np.array([step.residual[layer] for step in self.steps], dtype=np.float32)
+                columns[f"audit/{layer}"] = Column([residual])  # (steps,)
+        return columns
+
+    def passes(self, layer: str) -> list[tuple[int, Rows]]:
+        """All backward passes through a layer, each with the number of its step."""
+        numbered = enumerate(self.steps, start=self.first_step)
+        return [(number, rows) for number, step in numbered for rows in step.rows.get(layer, ())]
+
+
+def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column]:
+    """Everything about a layer's slots but their keys and tags; the large ones block by block, uncopied."""
+    columns = {
+        "pass_step": Column([np.array([step for step, _ in passes], dtype=np.int64)]),
+        "pass_rows": Column([np.array([len(rows.keys) for _, rows in passes], dtype=np.int64)]),
+        "factors": Column([np.stack([rows.factors for _, rows in passes])]),
+    }
+    for name in ("values", "value_exponent"):
+        blocks = [getattr(rows, name) for _, rows in passes]
+        if blocks[0] is not None:
+            columns[name] = Column(blocks)
+    return {f"slots/{layer}/{name}": column for name, column in columns.items()}
+
+
+def tag_column(blocks: list[Array]) -> tuple[Column, list[str] | None]:
+    """A tag's column in the narrowest integers that hold it; strings become codes and a dictionary."""
+    whole = np.concatenate(blocks)
+    if whole.dtype.kind in "US":
+        strings, codes = np.unique(whole, return_inverse=True)
+        return Column([_narrow(codes.astype(np.int64))]), [str(s) for s in strings]
+    return Column([_narrow(whole) if whole.dtype == np.int64 else whole]), None
+
+
+def _narrow(whole: Array) -> Array:
+    low, high = int(whole.min()), int(whole.max())
+    for dtype in (np.int8, np.int16, np.int32):
+        if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
+            return whole.astype(dtype)
+    return whole

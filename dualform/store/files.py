@@ -1,0 +1,132 @@
+"""Bytes to disk so that a file is either whole or not there, and safetensors files among them.
+
+A file is written under a temporary name, flushed to the disk, renamed, and its directory flushed.
+safetensors' own writer needs each tensor in one piece; ours takes lists of blocks, so that sealing a
+shard copies nothing.
+"""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import RunExists, StorageError
+from dualform.store.format import ShardInfo, header_digest
+
+Array = NDArray[Any]
+
+_NAMES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16",
+    "int8": "I8", "uint8": "U8", "bool": "BOOL", "bfloat16": "BF16",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Column:
+    """A tensor in blocks along its first axis. `dtype` only where numpy has no name for it (bfloat16)."""
+
+    blocks: Sequence[Array]
+    dtype: str | None = None
+
+    @property
+    def name_of_dtype(self) -> str:
+        return _NAMES[self.dtype or str(self.blocks[0].dtype)]
+
+    @property
+    def shape(self) -> list[int]:
+        first = self.blocks[0]
+        return list(first.shape) if len(self.blocks) == 1 else [sum(map(len, self.blocks)), *first.shape[1:]]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(block.nbytes for block in self.blocks)
+
+
+def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+    """Write a whole file or none."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _flush_directory(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> None:
+    """Write a safetensors file with the shard's info and all checksums in its metadata."""
+    header: dict[str, Any] = {}
+    checksums: dict[str, int] = {}
+    offset = 0
+    # Widest elements first: then every tensor starts at a multiple of its element's size.
+    ordered = sorted(columns.items(), key=lambda item: -item[1].blocks[0].itemsize)
+    for name, column in ordered:
+        end = offset + column.nbytes
+        header[name] = {"dtype": column.name_of_dtype, "shape": column.shape, "data_offsets": [offset, end]}
+        checksums[name] = _checksum(column)
+        offset = end
+    text = info.to_json(checksums)
+    header["__metadata__"] = {"dualform": text, "digest": header_digest(header, text)}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-(8 + len(encoded)) % 64)  # so that the first tensor is aligned for memory maps
+    blocks = (_bytes(block) for _, column in ordered for block in column.blocks)
+    write_atomically(path, [len(encoded).to_bytes(8, "little"), encoded, *blocks])
+
+
+def _bytes(block: Array) -> memoryview:
+    return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+
+
+def _checksum(column: Column) -> int:
+    checksum = 0
+    for block in column.blocks:
+        checksum = zlib.crc32(_bytes(block), checksum)
+    return checksum
+
+
+def _flush_directory(directory: Path) -> None:
+    if os.name == "nt":  # Windows cannot open directories; its renames are journalled
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+class Lock:
+    """Keeps a second writer out of a run. The operating system releases it when the process dies."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a+b")
+        try:
+            _lock(self._file.fileno())
+        except OSError:
+            self._file.close()
+            raise RunExists(f"another process is recording to {path.parent}") from None
+
+    def release(self) -> None:
+        self._file.close()
+
+
+if os.name == "nt":
+    import msvcrt
+
+    def _lock(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,52 @@
+"""Rows of floats to the stored precision and back.
+
+float16 has five bits of exponent, too few for back-propagated errors, which may all be below 1e-8. So
+each row is divided by a power of two that puts its norm just below float16's limit; the power's
+exponent is stored beside the row and loses nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+
+TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+_TOP = 15  # float16 ends a little below 2**16: a row's norm is brought into [2**14, 2**15)
+_MOST = 126  # powers of two beyond it are not normal float32 numbers; only rows below 1e-33 notice
+
+
+def pack(rows: Tensor, dtype: str, empty: Empty) -> tuple[Tensor, Tensor | None]:
+    """A copy of rows (n, d) in the stored precision, and for float16 the exponent (n,) they were divided by.
+
+    The copy goes to memory that `empty(shape, dtype)` provides.
+    """
+    packed = empty(tuple(rows.shape), TORCH[dtype])
+    if dtype != "float16":
+        return packed.copy_(rows), None
+    rows = rows if rows.dtype == torch.float64 else rows.float()
+    # A row's norm is at least its largest entry and at most sqrt(d) times it, and the quickest to have.
+    # The few operations on one number a row are quicker in numpy.
+    _, exponent = np.frexp(torch.linalg.vector_norm(rows, dim=1).cpu().numpy())
+    exponent = np.clip(exponent - _TOP, -_MOST, _MOST)
+    scale = torch.from_numpy(_power_of_two(-exponent)).to(rows.device)
+    return packed.copy_(rows * scale[:, None]), torch.from_numpy(exponent.astype(np.int16))
+
+
+def unpack(rows: Tensor, exponent: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The inverse, in `dtype` (float32 or float64)."""
+    wide = rows.to(dtype)
+    if exponent is None:
+        return wide
+    scale = torch.from_numpy(_power_of_two(exponent.cpu().numpy())).to(rows.device)
+    return wide.mul_(scale[:, None])
+
+
+def _power_of_two(exponent: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+    """Exactly 2**exponent: its bits put together."""
+    return ((exponent.astype(np.int32) + 127) << 23).view(np.float32)
