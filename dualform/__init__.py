@@ -1,0 +1,55 @@
+"""Which training examples are behind this prediction, and what would the model say without them?
+
+    with dualform.record(model, optimizer, "runs/mnist") as recorder:
+        ...                                             # a training loop
+    memory = dualform.load("runs/mnist")
+    memory.attend(model, test_images)["layers.2"].top(10)
+
+Names are imported when they are first used, so that `dualform --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dualform import duality as duality
+    from dualform.certificate import Certificate as Certificate
+    from dualform.errors import DualformError as DualformError
+    from dualform.memory import Memory as Memory
+    from dualform.memory import load as load
+    from dualform.recorder import Recorder as Recorder
+    from dualform.recorder import record as record
+    from dualform.spotlight import Output as Output
+    from dualform.spotlight import Spotlight as Spotlight
+    from dualform.spotlight import Timeline as Timeline
+    from dualform.spotlight import Top as Top
+    from dualform.spotlight import Total as Total
+
+_HOME = {
+    "Certificate": "dualform.certificate",
+    "DualformError": "dualform.errors",
+    "Memory": "dualform.memory",
+    "Output": "dualform.spotlight",
+    "Recorder": "dualform.recorder",
+    "Spotlight": "dualform.spotlight",
+    "Timeline": "dualform.spotlight",
+    "Top": "dualform.spotlight",
+    "Total": "dualform.spotlight",
+    "load": "dualform.memory",
+    "record": "dualform.recorder",
+}
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "duality", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "duality":
+        return import_module("dualform.duality")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'dualform' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

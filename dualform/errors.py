@@ -1,17 +1,17 @@
 """Everything dualform raises on purpose, as one tree.
 
-    DualformError
-    ├── RecordingError             the training loop cannot be recorded, or not any further
-    │   ├── UnexplainedGradient    keys and values are not all of a parameter's gradient
-    │   ├── ParameterChanged       a parameter moved without its optimiser
-    │   └── NotFinite              a key, a value or a gradient is NaN or infinite
-    ├── StorageError               bytes could not be written
-    │   └── RunExists              the directory is already in use
-    ├── RunError                   a directory is not a readable run
-    ├── QueryError                 the question does not fit the memory
-    │   ├── UnknownName            no such layer, tag or value; lists those there are
-    │   └── NotRecorded            the run does not hold what the question needs
-    └── MissingExtra               an optional dependency is not installed
+DualformError
+├── RecordingError             the training loop cannot be recorded, or not any further
+│   ├── UnexplainedGradient    keys and values are not all of a parameter's gradient
+│   ├── ParameterChanged       a parameter moved without its optimiser
+│   └── NotFinite              a key, a value or a gradient is NaN or infinite
+├── StorageError               bytes could not be written
+│   └── RunExists              the directory is already in use
+├── RunError                   a directory is not a readable run
+├── QueryError                 the question does not fit the memory
+│   ├── UnknownName            no such layer, tag or value; lists those there are
+│   └── NotRecorded            the run does not hold what the question needs
+└── MissingExtra               an optional dependency is not installed
 """
 
 from collections.abc import Iterable

@@ -9,10 +9,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecordingError, UnknownName
-from dualform.store import Layer, Part
+from dualform.store import Layer, Part, clean_name
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-_WRAPPERS = ("_orig_mod.", "module.")
 
 
 @dataclass(frozen=True)
@@ -29,14 +28,6 @@ class Plan:
 
     recorded: tuple[Recorded, ...]
     skipped: dict[str, str]
-
-
-def clean_name(name: str) -> str:
-    """A module's or parameter's name without what torch.compile and parallel wrappers put before it."""
-    for wrapper in _WRAPPERS:
-        while name.startswith(wrapper):
-            name = name.removeprefix(wrapper)
-    return name.replace("._orig_mod", "")
 
 
 def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str]) -> Plan:
@@ -100,7 +91,10 @@ def _obstacle(model: nn.Module, name: str, module: nn.Linear, owners: dict[int, 
     uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     if uses[id(module.weight)] > 1 or (module.bias is not None and uses[id(module.bias)] > 1):
         return "its weight is tied to another module's"
-    if module.bias is not None and owners.get(id(module.bias), owners[id(module.weight)]) != owners[id(module.weight)]:
+    if (
+        module.bias is not None
+        and owners.get(id(module.bias), owners[id(module.weight)]) != owners[id(module.weight)]
+    ):
         return "its weight and its bias belong to different optimisers"
     return None
 

@@ -64,7 +64,10 @@ class Probe:
     def _fit(self, like: Tensor) -> None:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         if self._vectors.dtype != dtype or self._vectors.device != like.device:
-            self._vectors, self._added = self._vectors.to(like.device, dtype), self._added.to(like.device, dtype)
+            self._vectors, self._added = (
+                self._vectors.to(like.device, dtype),
+                self._added.to(like.device, dtype),
+            )
 
 
 def array(small: Tensor) -> Array:

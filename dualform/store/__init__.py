@@ -2,8 +2,9 @@
 
 from dualform.store.chapter import Rows, StepRecord
 from dualform.store.files import Column
-from dualform.store.format import DTYPES, Layer, Manifest, Optimizer, Part, Storage
+from dualform.store.format import DTYPES, Layer, Manifest, Optimizer, Part, Storage, clean_name
 from dualform.store.reader import Run, Shard
+from dualform.store.summary import summary, summary_lines
 from dualform.store.writer import RunWriter, prepare
 
 __all__ = [
@@ -17,7 +18,10 @@ __all__ = [
     "Run",
     "RunWriter",
     "Shard",
-    "Storage",
     "StepRecord",
+    "Storage",
+    "clean_name",
     "prepare",
+    "summary",
+    "summary_lines",
 ]

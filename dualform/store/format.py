@@ -13,7 +13,16 @@ from dualform.errors import RunError
 VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
+_WRAPPERS = ("_orig_mod.", "module.")
 DTYPES = ("float16", "float32", "float64")
+
+
+def clean_name(name: str) -> str:
+    """A module's or parameter's name without what torch.compile and parallel wrappers put before it."""
+    for wrapper in _WRAPPERS:
+        while name.startswith(wrapper):
+            name = name.removeprefix(wrapper)
+    return name.replace("._orig_mod", "")
 
 
 def shard_name(index: int) -> str:
@@ -117,7 +126,11 @@ class Manifest:
 
 def _layer(content: dict[str, Any]) -> Layer:
     parts = tuple(
-        Part(p["parameter"], None if p["columns"] is None else (p["columns"][0], p["columns"][1]), p["optimizer"])
+        Part(
+            p["parameter"],
+            None if p["columns"] is None else (p["columns"][0], p["columns"][1]),
+            p["optimizer"],
+        )
         for p in content["parts"]
     )
     return Layer(content["name"], content["kind"], content["d_in"], content["d_out"], parts)

@@ -1,0 +1,100 @@
+"""The certificate: the measured distance between the primal and the dual form of a run."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from dualform.query.certify import Stretch
+
+
+@dataclass(frozen=True)
+class LayerCertificate:
+    """A layer over the whole run (None: no steps), and over each chapter."""
+
+    whole: Stretch | None
+    chapters: list[Stretch]
+
+    @property
+    def relative_error(self) -> float:
+        """The larger of weight's and bias': |dual - primal| / |W_T - W_0|."""
+        return self.whole.relative_error if self.whole else 0.0
+
+    def ok(self, tolerance: float) -> bool:
+        stretches = [*self.chapters, *([self.whole] if self.whole else [])]
+        return all(stretch.ok(tolerance) for stretch in stretches)
+
+    def to_dict(self, tolerance: float) -> dict[str, Any]:
+        parameters = {}
+        for name, distance in (self.whole.parameters if self.whole else {}).items():
+            note = "no net gradient" if distance.no_net_gradient else None
+            parameters[name] = {"relative_error": distance.relative, "note": note}
+        return {
+            "relative_error": self.relative_error,
+            "ok": self.ok(tolerance),
+            "parameters": parameters,
+            "chapters": [
+                {"first_step": c.first_step, "last_step": c.last_step, "relative_error": c.relative_error}
+                for c in self.chapters
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Made by `memory.verify()`; `ok` if every layer is within the tolerance of its storage precision."""
+
+    layers: dict[str, LayerCertificate]
+    tolerance: float
+    steps: int
+    steps_certified: int
+    steps_audited: int
+    worst_residual: float
+    keys_only: bool
+    unread: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Everything that was read is exact. Keys alone prove nothing, so they are not ok."""
+        certified = all(layer.ok(self.tolerance) for layer in self.layers.values())
+        return certified and not self.keys_only and self.unread is None
+
+    @property
+    def relative_error(self) -> float:
+        return max((layer.relative_error for layer in self.layers.values()), default=0.0)
+
+    @property
+    def headline(self) -> str:
+        if self.keys_only:
+            return "not available: keys only"
+        verdict = "dual = primal" if self.ok else "NOT EXACT: dual and primal differ"
+        return f"{verdict} to {self.relative_error:.1e} (tolerance {self.tolerance:.0e})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "headline": self.headline,
+            "relative_error": None if self.keys_only else self.relative_error,
+            "tolerance": self.tolerance,
+            "layers": {name: layer.to_dict(self.tolerance) for name, layer in self.layers.items()},
+            "steps": self.steps,
+            "steps_certified": self.steps_certified,
+            "steps_audited": self.steps_audited,
+            "worst_residual": self.worst_residual,
+            "keys_only": self.keys_only,
+            "unread": self.unread,
+        }
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for name, layer in self.layers.items():
+            mark = "ok" if layer.ok(self.tolerance) else "NOT EXACT"
+            lines.append(f"  {name}: relative error {layer.relative_error:.1e}  {mark}")
+        lines.append(
+            f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
+            f"recording (residual {self.worst_residual:.1e} at worst)"
+        )
+        return "\n".join([*lines, *([f"  not read: {self.unread}"] if self.unread else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "<pre>" + str(self).replace("<", "&lt;") + "</pre>"

@@ -1,0 +1,164 @@
+"""The certificate: how far the dual form is from the weights training really arrived at.
+
+Parameters are rebuilt from their slots and compared with the snapshot taken at the time, for the whole
+run and for each chapter, both sides multiplied by random vectors: that takes one reading of the slots,
+and estimates the relative error of the change, |dual - primal| / |W_T - W_0| in the Frobenius norm.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualform.query.coefficients import Ledger
+from dualform.query.rebuild import Coefficients, initial_part, stored_tensor
+from dualform.query.scan import Block, Slots
+from dualform.query.selection import Selection
+from dualform.store import Layer, Part, Run, Shard
+
+PROBES = 16
+
+# A parameter passes if its relative error is at most this, or its error is within the rounding floor.
+TOLERANCE = {"float64": 1e-9, "float32": 5e-5, "float16": 5e-4}
+_STORED_EPS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Of one parameter over one stretch of steps, norms estimated by the probes."""
+
+    error: float  # |dual - primal|
+    change: float  # |W_T - W_0|
+    floor: float  # what independent rounding errors can add up to
+
+    @property
+    def no_net_gradient(self) -> bool:
+        """The parameter did not move beyond rounding, like a bias before a BatchNorm: nothing to compare."""
+        return self.change <= self.floor
+
+    @property
+    def relative(self) -> float:
+        return (
+            0.0
+            if self.no_net_gradient and self.error <= self.floor
+            else self.error / max(self.change, 1e-300)
+        )
+
+    def ok(self, tolerance: float) -> bool:
+        return self.error <= max(tolerance * self.change, self.floor)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The distances of a layer's trained parameters over steps [first_step, last_step)."""
+
+    first_step: int
+    last_step: int
+    parameters: dict[str, Distance]
+
+    @property
+    def relative_error(self) -> float:
+        return max(distance.relative for distance in self.parameters.values())
+
+    def ok(self, tolerance: float) -> bool:
+        return all(distance.ok(tolerance) for distance in self.parameters.values())
+
+
+def certify(run: Run, ledger: Ledger, slots: Slots) -> tuple[Stretch | None, list[Stretch]]:
+    """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
+    last = run.snapshot(run.steps)
+    whole = _Rebuilt(run, ledger, slots.layer, run.shards[0], last)
+    chapters = [
+        _Rebuilt(run, ledger, slots.layer, before, shard)
+        for before, shard in run.chapters()
+        if before.has_state and shard.has_state
+    ]
+    for block in slots.scan(Selection(last.info.last_step)):
+        step = int(block.steps[0])
+        signals = _Signals(block, whole)
+        whole.add(block, signals)
+        for chapter in chapters:
+            if chapter.covers(step):
+                chapter.add(block, signals)
+    return whole.stretch() if last.info.last_step else None, [chapter.stretch() for chapter in chapters]
+
+
+class _Signals:
+    """X r for each weight, computed once for all stretches a block is in."""
+
+    def __init__(self, block: Block, rebuilt: "_Rebuilt") -> None:
+        self.by_part: dict[Part, Tensor] = {}
+        self.norms: dict[Part, Tensor] = {}
+        keys = block.keys.double()
+        for part in rebuilt.layer.trained:
+            if part.columns is None:
+                self.by_part[part] = torch.ones(len(block), 1, dtype=torch.float64)
+            else:
+                self.by_part[part] = keys[:, slice(*part.columns)] @ rebuilt.vectors[part]  # (slots, probes)
+            self.norms[part] = self.by_part[part].norm(dim=1)
+
+
+class _Rebuilt:
+    """W r of a layer's parameters between two snapshots: rebuilt from slots, and as it really was."""
+
+    def __init__(self, run: Run, ledger: Ledger, layer: Layer, before: Shard, after: Shard) -> None:
+        self.layer = layer
+        self._steps = before.info.last_step, after.info.last_step
+        self._of: Coefficients = ledger.between(*self._steps)
+        generator = torch.Generator().manual_seed(0)
+        self.vectors: dict[Part, Tensor] = {}
+        self._dual: dict[Part, Tensor] = {}
+        self._before: dict[Part, Tensor] = {}
+        self._after: dict[Part, Tensor] = {}
+        self._eps: dict[Part, float] = {}
+        self._squares = dict.fromkeys(layer.trained, 0.0)  # sum of (|c_t| |e_t| |x_t r|)^2
+        self._stored_eps = _STORED_EPS[run.manifest.storage.dtype]
+        for part in layer.trained:
+            name = f"state/parameters/{part.parameter}"
+            if part.columns is not None:
+                shape = part.columns[1] - part.columns[0], PROBES
+                # scaled so that |W r| estimates |W|
+                self.vectors[part] = (
+                    torch.randn(shape, generator=generator, dtype=torch.float64) / PROBES**0.5
+                )
+            self._dual[part] = self._seen(part, initial_part(run, before, part, self._of))
+            self._before[part] = self._seen(part, stored_tensor(before, name).double())
+            self._after[part] = self._seen(part, stored_tensor(after, name).double())
+            self._eps[part] = torch.finfo(stored_tensor(before, name).dtype).eps
+
+    def _seen(self, part: Part, parameter: Tensor) -> Tensor:
+        return parameter[:, None] if part.columns is None else parameter @ self.vectors[part]
+
+    def covers(self, step: int) -> bool:
+        return self._steps[0] <= step < self._steps[1]
+
+    def add(self, block: Block, signals: _Signals) -> None:
+        values = block.values.double()
+        sizes = values.norm(dim=1)
+        for part in self.layer.trained:
+            coefficient = torch.from_numpy(block.coefficients(part, self._of[part.parameter]))
+            self._dual[part] += values.mT @ (signals.by_part[part] * coefficient[:, None])
+            self._squares[part] += float((coefficient * sizes * signals.norms[part]).square().sum())
+
+    def stretch(self) -> Stretch:
+        steps = self._steps[1] - self._steps[0]
+        distances = {}
+        for part in self.layer.trained:
+            # Every slot is rounded once by training and once by storage, every weight once a step.
+            slots = max(self._eps[part], self._stored_eps) * self._squares[part] ** 0.5
+            floor = 4 * (slots + self._eps[part] * steps**0.5 * float(self._after[part].norm()))
+            error = float((self._dual[part] - self._after[part]).norm())
+            change = float((self._after[part] - self._before[part]).norm())
+            distances[part.parameter] = Distance(error, change, floor)
+        return Stretch(*self._steps, distances)
+
+
+def audited_steps(run: Run) -> int:
+    """Steps whose gradients were explained while recording."""
+    return sum(_audited(shard) for _, shard in run.chapters())
+
+
+def _audited(shard: Shard) -> int:
+    residuals = [shard[name] for name in shard.names("audit/")]
+    return int((~np.isnan(np.stack(residuals))).any(axis=0).sum()) if residuals else 0

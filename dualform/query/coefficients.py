@@ -1,0 +1,65 @@
+"""From ledger lines to coefficients: what the optimiser had made of each step's gradient."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.algebra import RULES, coefficients
+from dualform.errors import NotRecorded
+from dualform.store import Run
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class ParameterCoefficients:
+    """W_until = initial W_since + momentum m_since + sum over steps of gradients[step - since] G_step."""
+
+    since: int
+    initial: float
+    momentum: float
+    gradients: Array  # (until - since,)
+
+    def at(self, steps: NDArray[np.int64]) -> Array:
+        """The coefficient of each of these steps; steps outside of the span have none: 0."""
+        inside = (steps >= self.since) & (steps < self.since + len(self.gradients))
+        padded = np.append(self.gradients, 0.0)
+        result: Array = padded[np.where(inside, steps - self.since, len(self.gradients))]
+        return result
+
+
+class Ledger:
+    """All ledger lines of a run. `between` is remembered, since every question asks for it."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.between = lru_cache(maxsize=64)(self._between)
+
+    def _between(self, since: int, until: int) -> dict[str, ParameterCoefficients]:
+        """For each trained parameter, the coefficients of steps [since, until) at step `until`."""
+        if not self._run.manifest.storage.values:
+            raise NotRecorded("this run holds keys only (it was recorded with values=False): no coefficients")
+        result: dict[str, ParameterCoefficients] = {}
+        for index, optimizer in enumerate(self._run.manifest.optimizers):
+            names = [
+                p.parameter
+                for layer in self._run.manifest.layers
+                for p in layer.trained
+                if p.optimizer == index
+            ]
+            if not names:
+                continue
+            lines = np.zeros((0, len(names), 1 + len(optimizer.columns)))
+            if until > since:
+                lines = np.stack([self._run.ledger(name)[since:until] for name in names], axis=1)
+            found = coefficients(RULES[optimizer.kind], lines)
+            initial = np.broadcast_to(found.initial, len(names))
+            momentum = np.broadcast_to(found.momentum, len(names))
+            gradients = np.array(found.gradients).reshape(until - since, len(names))
+            for i, name in enumerate(names):
+                result[name] = ParameterCoefficients(
+                    since, float(initial[i]), float(momentum[i]), gradients[:, i]
+                )
+        return result

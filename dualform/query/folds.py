@@ -1,0 +1,133 @@
+"""Folds: each takes a layer's blocks one by one and keeps only what its answer needs.
+
+All folds of a question are fed from one pass over the slots. Scores are (slots, queries): attention
+weights x_t . q, accumulated in float32 at least, absolute values if asked for.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.duality import attention_weights
+from dualform.query.groups import Grouping, size
+from dualform.query.scan import Block
+
+Array = NDArray[Any]
+
+
+class Fold(Protocol):
+    """Feeds on blocks and their scores."""
+
+    def add(self, block: Block, scores: "Scores") -> None: ...
+
+
+class Scores:
+    """The attention weights of one block, computed when a fold first asks."""
+
+    def __init__(self, block: Block, queries: Tensor) -> None:
+        self._block, self._queries = block, queries
+        self._signed: Tensor | None = None
+
+    def weights(self, absolute: bool) -> Tensor:
+        """(slots, queries)"""
+        if self._signed is None:
+            self._signed = attention_weights(self._block.keys, self._queries).mT
+        return self._signed.abs() if absolute else self._signed
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best of each cell, best first: which query, which group, which slot, what score."""
+
+    query: Array
+    group: Array
+    slot: Array
+    score: Array
+
+
+class TopFold:
+    """The k highest scores of each query in each group; of equal ones, the earlier slots."""
+
+    def __init__(self, k: int, grouping: Grouping, queries: int, absolute: bool) -> None:
+        self._k, self._grouping, self._absolute = k, grouping, absolute
+        self._groups = size(grouping)
+        self._cell = np.empty(0, dtype=np.int64)  # query * groups + group
+        self._slot = np.empty(0, dtype=np.int64)
+        self._score = np.empty(0, dtype=np.float32)
+        # A later slot enters only by beating the k-th score so far, so ties go to the earlier slot.
+        self._bar = torch.full((queries, self._groups), -torch.inf)
+
+    def add(self, block: Block, scores: Scores) -> None:
+        codes = self._grouping.codes(block)
+        weights = scores.weights(self._absolute)
+        bars = self._bar.to(weights.dtype).mT[torch.from_numpy(codes)]  # (slots, queries)
+        row, query = (index.numpy() for index in torch.nonzero(weights > bars, as_tuple=True))
+        if len(row) == 0:
+            return
+        self._merge(query * self._groups + codes[row], block.slots[row], weights[row, query].numpy())
+
+    def _merge(self, cell: Array, slot: Array, score: Array) -> None:
+        cell = np.concatenate([self._cell, cell])
+        slot = np.concatenate([self._slot, slot])
+        score = np.concatenate([self._score, score])
+        kept = best_of_cells(cell, slot, score, self._k)
+        self._cell, self._slot, self._score = cell[kept], slot[kept], score[kept]
+        last = np.append(self._cell[1:] != self._cell[:-1], True)
+        full = np.bincount(self._cell)[self._cell] >= self._k
+        at = np.flatnonzero(last & full)
+        self._bar.view(-1)[self._cell[at]] = torch.from_numpy(self._score[at]).float()
+
+    def result(self) -> Best:
+        return Best(self._cell // self._groups, self._cell % self._groups, self._slot, self._score)
+
+
+def best_of_cells(cell: Array, slot: Array, score: Array, k: int) -> Array:
+    """Positions of the k best of each cell, ordered by cell, then score downwards, then slot."""
+    order = np.lexsort((slot, -score, cell))
+    cell = cell[order]
+    starts = np.flatnonzero(np.append(True, cell[1:] != cell[:-1]))
+    rank = np.arange(len(cell)) - np.repeat(starts, np.diff(np.append(starts, len(cell))))
+    return order[rank < k]
+
+
+class TotalFold:
+    """The sum of scores of each query in each group, scanned: needed where absolute values are taken."""
+
+    def __init__(self, grouping: Grouping, queries: int, absolute: bool) -> None:
+        self._grouping, self._absolute = grouping, absolute
+        self.totals = torch.zeros(size(grouping), queries, dtype=torch.float64)
+        self.visits = np.zeros(size(grouping), dtype=np.int64)
+        self.first_slot = np.full(size(grouping), np.iinfo(np.int64).max)
+
+    def add(self, block: Block, scores: Scores) -> None:
+        codes = self._grouping.codes(block)
+        self.totals += group_sums(scores.weights(self._absolute), codes, len(self.visits))
+        self.visits += np.bincount(codes, minlength=len(self.visits))
+        np.minimum.at(self.first_slot, codes, block.slots)
+
+
+class KeySumFold:
+    """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
+
+    def __init__(self, grouping: Grouping, d_in: int) -> None:
+        self._grouping = grouping
+        self.sums = torch.zeros(size(grouping), d_in, dtype=torch.float64)
+        self.nonnegative = True
+
+    def add(self, block: Block, scores: Scores) -> None:
+        self.sums += group_sums(block.keys, self._grouping.codes(block), len(self.sums))
+        self.nonnegative = self.nonnegative and bool((block.keys >= 0).all())
+
+
+def group_sums(rows: Tensor, codes: NDArray[np.int64], groups: int) -> Tensor:
+    """Sums of the rows of each group: (groups, d), in float64."""
+    index = torch.from_numpy(codes)
+    if groups <= 256:  # one product with the groups' indicators is quicker than scattered adding
+        indicator = torch.zeros(groups, len(codes), dtype=rows.dtype)
+        indicator[index, torch.arange(len(codes))] = 1
+        return (indicator @ rows).double()
+    return torch.zeros(groups, rows.shape[1], dtype=torch.float64).index_add_(0, index, rows.double())

@@ -1,0 +1,154 @@
+"""Slots in blocks: a layer's chosen slots, streamed from the memory maps a few thousand at a time."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.errors import NotRecorded
+from dualform.query.coefficients import ParameterCoefficients
+from dualform.query.selection import Selection, decoded
+from dualform.store import Layer, Part, Run, Shard
+from dualform.store.packing import unpack
+
+Array = NDArray[Any]
+
+_BLOCK_NUMBERS = 1 << 22  # keys and values of a block together: 16 MB in float32
+
+
+def wide(run: Run) -> torch.dtype:
+    """The precision of all products with a run's keys: at least float32."""
+    return torch.float64 if run.manifest.storage.dtype == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A layer's slots in one shard."""
+
+    shard: Shard
+    layer: Layer
+    first_slot: int
+    steps: Array  # (slots,)
+    passes: Array  # (slots,): number of the backward pass within the shard
+
+
+class Slots:
+    """All slots of a layer. `scan` yields the chosen ones in blocks, in order."""
+
+    def __init__(self, run: Run, layer: Layer) -> None:
+        self.run, self.layer = run, layer
+        self._key_shards: list[Shard] = [s for _, s in run.chapters() if f"slots/{layer.name}/keys" in s]
+        rows = [len(s[f"slots/{layer.name}/keys"]) for s in self._key_shards]
+        self._key_starts = np.cumsum([0, *rows])  # the first stored key row of each of these shards
+        slots = [s.slots(layer.name) for s in self._key_shards]
+        self._slot_starts = np.cumsum([0, *slots])
+        self._piece = lru_cache(maxsize=2)(self._load_piece)
+
+    def __len__(self) -> int:
+        return int(self._slot_starts[-1])
+
+    def scan(self, selection: Selection) -> Iterator["Block"]:
+        size = max(1, _BLOCK_NUMBERS // (self.layer.d_in + self.layer.d_out))
+        for number in range(len(self._key_shards)):
+            piece = self._piece(number)
+            if piece.shard.info.first_step >= selection.until:
+                return
+            mask = selection.mask(piece.shard, self.layer.name, piece.steps, piece.first_slot)
+            chosen = np.flatnonzero(mask)
+            for start in range(0, len(chosen), size):
+                rows = chosen[start : start + size]
+                # a slice reads the map in place, an index array copies
+                contiguous = rows[-1] - rows[0] + 1 == len(rows)
+                yield Block(self, piece, slice(rows[0], rows[-1] + 1) if contiguous else rows)
+
+    def at(self, slots: Array) -> "list[tuple[Array, Block]]":
+        """Blocks of just these slots, each with the positions of its rows in `slots`."""
+        numbers = np.searchsorted(self._slot_starts, slots, side="right") - 1
+        found = []
+        for number in np.unique(numbers):
+            positions = np.flatnonzero(numbers == number)
+            piece = self._piece(int(number))
+            found.append((positions, Block(self, piece, slots[positions] - piece.first_slot)))
+        return found
+
+    def stored_keys(self, index: Array) -> tuple[Tensor, Tensor | None]:
+        """Stored key rows by their number in the run, and their exponents."""
+        name = f"slots/{self.layer.name}"
+        numbers = np.searchsorted(self._key_starts, index, side="right") - 1
+        first = self._key_shards[0]
+        keys = np.empty((len(index), self.layer.d_in), dtype=first[f"{name}/keys"].dtype)
+        exponents = np.empty(len(index), dtype=np.int16) if f"{name}/key_exponent" in first else None
+        for number in np.unique(numbers):
+            shard, at = self._key_shards[number], numbers == number
+            keys[at] = shard[f"{name}/keys"][index[at] - self._key_starts[number]]
+            if exponents is not None:
+                exponents[at] = shard[f"{name}/key_exponent"][index[at] - self._key_starts[number]]
+        return torch.from_numpy(keys), None if exponents is None else torch.from_numpy(exponents)
+
+    def _load_piece(self, number: int) -> _Piece:
+        shard, name = self._key_shards[number], f"slots/{self.layer.name}"
+        counts = shard[f"{name}/pass_rows"]
+        passes = np.repeat(np.arange(len(counts)), counts)
+        steps = shard[f"{name}/pass_step"][passes]
+        return _Piece(shard, self.layer, int(self._slot_starts[number]), steps, passes)
+
+
+class Block:
+    """Some slots of one shard; what is not asked for is not read."""
+
+    def __init__(self, slots: Slots, piece: _Piece, rows: slice | Array) -> None:
+        self._of, self._piece, self._rows = slots, piece, rows
+        self._prefix = f"slots/{slots.layer.name}"
+        self.wide = wide(slots.run)
+
+    @cached_property
+    def slots(self) -> Array:
+        rows = self._rows
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return numbers + self._piece.first_slot
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def steps(self) -> Array:
+        return self._piece.steps[self._rows]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """(slots, d_in)"""
+        shard = self._piece.shard
+        if f"{self._prefix}/key_index" in shard:
+            return unpack(*self._of.stored_keys(shard[f"{self._prefix}/key_index"][self._rows]), self.wide)
+        return self._unpacked("keys", "key_exponent")
+
+    @cached_property
+    def values(self) -> Tensor:
+        """(slots, d_out)"""
+        if f"{self._prefix}/values" not in self._piece.shard:
+            raise NotRecorded("this run holds keys only (it was recorded with values=False): no values")
+        return self._unpacked("values", "value_exponent")
+
+    def _unpacked(self, name: str, exponent: str) -> Tensor:
+        shard = self._piece.shard
+        rows = torch.from_numpy(shard[f"{self._prefix}/{name}"][self._rows])
+        with_exponent = f"{self._prefix}/{exponent}" in shard
+        exponents = (
+            torch.from_numpy(shard[f"{self._prefix}/{exponent}"][self._rows]) if with_exponent else None
+        )
+        return unpack(rows, exponents, self.wide)
+
+    def coefficients(self, part: Part, of: ParameterCoefficients) -> NDArray[np.float64]:
+        """What each slot counts for in this parameter: the step's coefficient times the pass' factor."""
+        column = self._of.layer.trained.index(part)
+        factors = self._piece.shard[f"{self._prefix}/factors"][:, column]
+        result: NDArray[np.float64] = of.at(self.steps) * factors[self._piece.passes[self._rows]]
+        return result
+
+    def tag(self, name: str) -> Array:
+        return decoded(self._piece.shard, self._of.layer.name, name)[self._rows]

@@ -1,0 +1,328 @@
+"""Spotlights: the answers to queries, per layer, as tables a person can read.
+
+    spotlight = memory.attend(model, images)
+    layer = spotlight["layers.2"]
+    layer.top(10)                 # the training slots with the highest attention weights
+    layer.total(by="label")       # attention summed over groups of slots
+    layer.output()                # the layer's output, from the slots alone
+
+Each call reads the slots once; `collect` answers several questions in one reading. A question can be
+kept and asked of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Output()`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.errors import QueryError, UnknownName
+from dualform.query.coefficients import Ledger, ParameterCoefficients
+from dualform.query.folds import Fold, KeySumFold, Scores, TopFold, TotalFold, best_of_cells
+from dualform.query.groups import AllInOne, By, ByTags, ByTime, Grouping
+from dualform.query.rebuild import OutputFold, initial_output
+from dualform.query.scan import Block, Slots
+from dualform.query.selection import Selection
+from dualform.store import Layer, Run
+from dualform.table import Table
+
+Array = NDArray[Any]
+
+_QUERIES = 1024  # asked at a time, so that memory does not grow with their number
+
+
+class Scope:
+    """A run, seen through a selection: what every question to it has in common, found once."""
+
+    def __init__(self, run: Run, selection: Selection, ledger: Ledger) -> None:
+        self.run, self.selection, self.ledger = run, selection, ledger
+        self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
+        self.grouping = lru_cache(maxsize=64)(self._grouping)
+        self.key_sums = lru_cache(maxsize=64)(self._key_sums)
+
+    @property
+    def coefficients(self) -> dict[str, ParameterCoefficients]:
+        return self.ledger.between(0, self.selection.until)
+
+    def _grouping(self, layer: str, by: "By | int | None") -> Grouping:
+        """By tags, by that many stretches of time, or all in one."""
+        if by is None:
+            return AllInOne()
+        if isinstance(by, int):
+            return ByTime(by, self.selection.until)
+        return ByTags.of(self.run, self.run.layers[layer], by)
+
+    def _key_sums(self, layer: str, by: "By | int | None") -> KeySumFold:
+        fold = KeySumFold(self.grouping(layer, by), self.run.layers[layer].d_in)
+        scan(self, layer, [fold], torch.empty(0))
+        return fold
+
+
+def scan(scope: Scope, layer: str, folds: list[Any], queries: Tensor) -> None:
+    """Feed all blocks of a layer's chosen slots to the folds."""
+    for block in scope.slots(layer).scan(scope.selection):
+        scores = Scores(block, queries)
+        for fold in folds:
+            fold.add(block, scores)
+
+
+class Question(Protocol):
+    """Something to be asked of a layer: a fold to be fed, and an answer to be made of it."""
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+        """None: the answer needs no scan."""
+
+    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Top:
+    """The k slots with the highest attention weights, of each query, and of each group if `by` is given.
+
+    With `per` (say, "id") weights are first summed over all slots that share that tag, so that no
+    training example comes twice.
+    """
+
+    k: int = 10
+    by: By | None = None
+    per: str | None = None
+    absolute: bool = False
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold:
+        if self.k < 1:
+            raise QueryError(f"k must be at least 1, not {self.k}")
+        if self.per is None:
+            return TopFold(self.k, scope.grouping(layer, self.by), len(queries), self.absolute)
+        return TotalFold(scope.grouping(layer, self._units()), len(queries), self.absolute)
+
+    def _units(self) -> By:
+        assert self.per is not None
+        by = () if self.by is None else (self.by,) if isinstance(self.by, str) else self.by
+        return (self.per, *(name for name in by if name != self.per))
+
+    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
+        if self.per is not None:
+            return self._summed(scope, layer, fold)
+        best = fold.result()
+        groups = scope.grouping(layer, self.by).columns
+        facts = lookup(scope, layer, best.slot)
+        columns = {"query": best.query, "score": best.score, "slot": best.slot, **facts}
+        if self.by is not None:
+            columns |= {name: values[best.group] for name, values in groups.items()}
+        return Table(columns)
+
+    def _summed(self, scope: Scope, layer: str, fold: TotalFold) -> Table:
+        """The best units; a unit's facts are those of its first slot."""
+        units = np.flatnonzero(fold.visits)
+        queries = fold.totals.shape[1]
+        group = np.zeros(len(units), dtype=np.int64)
+        if self.by is not None:
+            _, group = np.unique(
+                np.stack([scope.grouping(layer, self._units()).columns[n] for n in self._units()[1:]])[
+                    :, units
+                ],
+                axis=1,
+                return_inverse=True,
+            )
+        cells = np.arange(queries)[:, None] * (group.max(initial=0) + 1) + group.reshape(
+            -1
+        )  # (queries, units)
+        score = fold.totals[units].mT.numpy()
+        unit = np.broadcast_to(units, score.shape).reshape(-1)
+        kept = best_of_cells(cells.reshape(-1), fold.first_slot[unit], score.reshape(-1), self.k)
+        query, unit = kept // max(len(units), 1), unit[kept]
+        facts = lookup(scope, layer, fold.first_slot[unit])
+        facts.pop("coefficient", None)  # of one visit among many
+        return Table({
+            "query": query, "score": score.reshape(-1)[kept], "visits": fold.visits[unit],
+            "slot": fold.first_slot[unit], **facts,
+        })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Total:
+    """The sum of attention weights of each query over each group of slots.
+
+    By linearity it is (sum of the group's keys) . q, so the slots are read once for all queries ever;
+    with `absolute`, the sum of absolute weights, they are read again unless nothing is negative.
+    """
+
+    by: By | None = None
+    absolute: bool = False
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+        return _begin_total(scope, layer, queries, self.by, self.absolute)
+
+    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
+        return _totals(scope, layer, queries, self.by, fold)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """The sum of attention weights of each query over stretches of training time."""
+
+    bins: int = 60
+    absolute: bool = False
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+        return _begin_total(scope, layer, queries, self.bins, self.absolute)
+
+    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
+        return _totals(scope, layer, queries, self.bins, fold)
+
+
+def _begin_total(
+    scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool
+) -> Fold | None:
+    if not absolute or (bool((queries >= 0).all()) and scope.key_sums(layer, by).nonnegative):
+        return None
+    return TotalFold(scope.grouping(layer, by), len(queries), absolute)
+
+
+def _totals(scope: Scope, layer: str, queries: Tensor, by: By | int | None, fold: TotalFold | None) -> Table:
+    if fold is None:
+        totals = scope.key_sums(layer, by).sums @ queries.double().mT  # (groups, queries)
+    else:
+        totals = fold.totals
+    columns = scope.grouping(layer, by).columns
+    groups, count = totals.shape
+    repeated = {name: np.tile(values, count) for name, values in columns.items()}
+    return Table(
+        {"query": np.repeat(np.arange(count), groups), **repeated, "total": totals.mT.reshape(-1).numpy()}
+    )
+
+
+@dataclass(frozen=True)
+class Output:
+    """The layer's output by its dual form: the initial part plus attention over the slots."""
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold:
+        return OutputFold(scope.run.layers[layer], queries, scope.coefficients)
+
+    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Tensor:
+        initial = initial_output(scope.run, scope.run.layers[layer], queries, scope.coefficients)
+        result: Tensor = (initial + fold.output).to(queries.dtype)
+        return result
+
+
+def lookup(scope: Scope, layer: str, slots: Array) -> dict[str, Array]:
+    """Step, coefficient and tags of slots."""
+    blocks = scope.slots(layer).at(slots)
+    if not blocks:
+        return {name: np.empty(0) for name in ("step", *scope.run.tags)}
+    order = np.argsort(np.concatenate([positions for positions, _ in blocks]))
+
+    def column(read: Callable[[Block], Array]) -> Array:
+        return np.concatenate([read(block) for _, block in blocks])[order]
+
+    columns = {"step": column(lambda block: block.steps)}
+    if scope.run.manifest.storage.values:
+        part = scope.run.layers[layer].trained[0]
+        of = scope.coefficients[part.parameter]
+        columns["coefficient"] = column(lambda block: block.coefficients(part, of))
+    return columns | {tag: column(lambda block, tag=tag: block.tag(tag)) for tag in scope.run.tags}  # type: ignore[misc]
+
+
+def _joined(answers: Sequence[Any]) -> Any:
+    """The answers to queries that were asked in several portions, as if asked at once."""
+    if len(answers) == 1:
+        return answers[0]
+    if isinstance(answers[0], Tensor):
+        return torch.cat(list(answers))
+    numbered = [{**t.as_arrays(), "query": t["query"] + i * _QUERIES} for i, t in enumerate(answers)]
+    return Table({name: np.concatenate([columns[name] for columns in numbered]) for name in numbered[0]})
+
+
+class LayerSpotlight:
+    """One layer's answers to all queries. Every table says which query a row belongs to."""
+
+    def __init__(self, scope: Scope, layer: Layer, queries: Tensor) -> None:
+        self.name = layer.name
+        self.queries = queries  # (queries, d_in)
+        self._scope = scope
+
+    def top(self, k: int = 10, by: By | None = None, per: str | None = None, absolute: bool = False) -> Table:
+        """The k highest attention weights: `top(10)`, `top(500, by="label")`, `top(3, per="id")`."""
+        return self._ask(Top(k, by, per, absolute))
+
+    def total(self, by: By | None = None, absolute: bool = False) -> Table:
+        """Attention summed over groups of slots: `total(by="label")`, `total(by=("task", "label"))`."""
+        return self._ask(Total(by, absolute))
+
+    def timeline(self, bins: int = 60, absolute: bool = False) -> Table:
+        """Attention summed over stretches of training time."""
+        return self._ask(Timeline(bins, absolute))
+
+    def output(self) -> Tensor:
+        """The dual form's output, (queries, d_out): equals the layer's output."""
+        return self._ask(Output())
+
+    def initial(self) -> Tensor:
+        """The part of the output that is due to no slot: the initial weights, as far as they are left."""
+        layer = self._scope.run.layers[self.name]
+        return initial_output(self._scope.run, layer, self.queries, self._scope.coefficients).to(
+            self.queries.dtype
+        )
+
+    def collect(self, *questions: Question) -> list[Any]:
+        """Several answers in one reading of the slots."""
+        parts = [self._collect(questions, queries) for queries in self.queries.split(_QUERIES)]
+        return [_joined(answers) for answers in zip(*parts, strict=True)]
+
+    def _collect(self, questions: Sequence[Question], queries: Tensor) -> list[Any]:
+        folds = [question.begin(self._scope, self.name, queries) for question in questions]
+        needed = [fold for fold in folds if fold is not None]
+        if needed:
+            scan(self._scope, self.name, needed, queries)
+        return [
+            question.answer(self._scope, self.name, queries, fold)
+            for question, fold in zip(questions, folds, strict=True)
+        ]
+
+    def _ask(self, question: Question) -> Any:
+        return self.collect(question)[0]
+
+    def __repr__(self) -> str:
+        return (
+            f"LayerSpotlight({self.name!r}: {len(self.queries):,} queries of width {self.queries.shape[1]})"
+        )
+
+
+class Spotlight:
+    """The queries of a test input in every recorded layer: `spotlight["layers.2"].top(10)`.
+
+    `note` says so when the model that made the queries is not the one the memory ends with.
+    """
+
+    def __init__(self, scope: Scope, queries: Mapping[str, Tensor], note: str | None) -> None:
+        self._layers = {name: LayerSpotlight(scope, scope.run.layers[name], q) for name, q in queries.items()}
+        self.note = note
+
+    def __getitem__(self, layer: str) -> LayerSpotlight:
+        if layer not in self._layers:
+            raise UnknownName("layer", layer, self._layers)
+        return self._layers[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def collect(self, *questions: Question) -> dict[str, list[Any]]:
+        """The answers of every layer, each layer read once."""
+        return {name: layer.collect(*questions) for name, layer in self._layers.items()}
+
+    def __repr__(self) -> str:
+        lines = [f"  {name}: {len(layer.queries):,} queries" for name, layer in self._layers.items()]
+        return "\n".join(["Spotlight", *lines, *([f"  note: {self.note}"] if self.note else [])])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<li>{name}: {len(layer.queries):,} queries</li>" for name, layer in self._layers.items()
+        )
+        return f"<b>Spotlight</b><ul>{rows}</ul>{self.note or ''}"

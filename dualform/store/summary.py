@@ -1,0 +1,70 @@
+"""What a run is, in a few lines: for `print(memory)` and `dualform info`, without reading its data."""
+
+from typing import Any
+
+import numpy as np
+
+from dualform.store.reader import Run
+
+
+def summary(run: Run) -> dict[str, Any]:
+    """The facts as data."""
+    return {
+        "path": str(run.path),
+        "run": run.manifest.run,
+        "created": run.manifest.created,
+        "software": run.manifest.software,
+        "steps": run.steps,
+        "ended": run.ended,
+        "unread": run.unread,
+        "bytes": run.nbytes,
+        "storage": {"dtype": run.manifest.storage.dtype, "values": run.manifest.storage.values},
+        "optimizers": [optimizer.kind for optimizer in run.manifest.optimizers],
+        "tags": dict(run.tags),
+        "layers": {
+            layer.name: {
+                "kind": layer.kind,
+                "d_in": layer.d_in,
+                "d_out": layer.d_out,
+                "slots": run.slots(layer.name),
+            }
+            for layer in run.manifest.layers
+        },
+        "worst_residual": worst_residual(run),
+        "about": run.manifest.about,
+    }
+
+
+def worst_residual(run: Run) -> float:
+    """The largest share of a gradient that the audit left unexplained, over all steps and layers."""
+    found = [shard[name] for _, shard in run.chapters() for name in shard.names("audit/")]
+    return max((float(np.nanmax(one)) for one in found if not np.isnan(one).all()), default=0.0)
+
+
+def summary_lines(run: Run) -> dict[str, str]:
+    """The facts for people."""
+    facts = summary(run)
+    layers = (
+        f"{name} ({f['d_in']} to {f['d_out']}, {f['slots']:,} slots)" for name, f in facts["layers"].items()
+    )
+    kept = "keys and values" if facts["storage"]["values"] else "keys only"
+    lines = {
+        "run": facts["path"],
+        "recorded": f"{facts['created']}, {facts['software']}",
+        "steps": f"{facts['steps']:,} ({ending(run)})",
+        "layers": ", ".join(layers),
+        "optimiser": ", ".join(facts["optimizers"]),
+        "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
+        "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
+        "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
+    }
+    if run.unread:
+        lines["not read"] = run.unread
+    return lines
+
+
+def ending(run: Run) -> str:
+    """How recording ended, in words."""
+    if run.ended is None:
+        return "not closed: cut off, or still being recorded"
+    return "complete" if run.ended == "complete" else f"ended by {run.ended}"

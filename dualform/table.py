@@ -1,0 +1,83 @@
+"""A small table: named columns that print well, in a terminal and in a notebook."""
+
+from collections.abc import Iterator, Mapping
+from html import escape
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import MissingExtra, UnknownName
+
+_SHOWN = 20
+
+
+class Table:
+    """`table["score"]` is a column, `len(table)` the number of rows; `to_dict()`, `to_pandas()`."""
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        self._columns = dict(columns)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            raise UnknownName("column", name, self._columns)
+        return self._columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values()), ()))
+
+    @property
+    def columns(self) -> list[str]:
+        return list(self._columns)
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Each row as a dict of plain Python values."""
+        plain = {name: column.tolist() for name, column in self._columns.items()}
+        return (dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True))
+
+    def where(self, **wanted: Any) -> "Table":
+        """The rows in which every named column has the given value: `table.where(query=0)`."""
+        mask = np.ones(len(self), dtype=bool)
+        for name, value in wanted.items():
+            mask &= self[name] == value
+        return Table({name: column[mask] for name, column in self._columns.items()})
+
+    def as_arrays(self) -> dict[str, NDArray[Any]]:
+        return dict(self._columns)
+
+    def to_dict(self) -> dict[str, list[Any]]:
+        return {name: column.tolist() for name, column in self._columns.items()}
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise MissingExtra("pandas", "all") from None
+        return pandas.DataFrame(self._columns)
+
+    def _cells(self) -> list[list[str]]:
+        shown = [[_text(value) for value in column[:_SHOWN].tolist()] for column in self._columns.values()]
+        return [list(row) for row in zip(*shown, strict=True)]
+
+    def __repr__(self) -> str:
+        cells = [self.columns, *self._cells()]
+        widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
+        lines = [
+            "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells
+        ]
+        if len(self) > _SHOWN:
+            lines.append(f"... {len(self) - _SHOWN:,} more rows")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        body = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells()
+        )
+        more = f"<p>{len(self) - _SHOWN:,} more rows</p>" if len(self) > _SHOWN else ""
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
