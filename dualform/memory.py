@@ -129,9 +129,7 @@ class Memory:
             self._check_layer(name)
             layer = self._run.layers[name]
             if given.shape[-1] != layer.d_in:
-                raise QueryError(
-                    f"a query of layer {name!r} has {layer.d_in} entries, this one has {given.shape[-1]}"
-                )
+                raise QueryError(f"a query of layer {name!r} has {layer.d_in} entries, this one has {given.shape[-1]}")
             prepared[name] = given.detach().to("cpu", wide(self._run)).reshape(-1, layer.d_in)
         return Spotlight(self._scope, prepared, note)
 
@@ -158,9 +156,7 @@ class Memory:
 
     def _sum_up(self, layer: str, start: Shard) -> dict[str, Tensor]:
         found = weights(self._run, self._ledger, self._scope.slots(layer), self._selection, start)
-        dtypes = {
-            name: stored_tensor(self._run.shards[0], f"state/parameters/{name}").dtype for name in found
-        }
+        dtypes = {name: stored_tensor(self._run.shards[0], f"state/parameters/{name}").dtype for name in found}
         return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
@@ -215,9 +211,7 @@ class Memory:
         lines = summary_lines(self._run)
         if self._selection != Selection(self._run.steps):
             lines["view"] = _describe(self._selection)
-        lines["certificate"] = (
-            self._certificate.headline if self._certificate else "not measured yet: verify()"
-        )
+        lines["certificate"] = self._certificate.headline if self._certificate else "not measured yet: verify()"
         return lines
 
     def __repr__(self) -> str:
@@ -225,19 +219,15 @@ class Memory:
 
     def _repr_html_(self) -> str:
         cells = ((escape(name), escape(value)) for name, value in self._lines().items())
-        return (
-            "<table>"
-            + "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells)
-            + "</table>"
-        )
+        return "<table>" + "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells) + "</table>"
 
 
 def _describe(selection: Selection) -> str:
     """A view in words: `first 100 steps, task in ('mnist',), not label in (3, 5)`."""
     parts = [f"first {selection.until:,} steps"]
-    for condition in selection.conditions:
-        words = " and ".join(f"{name} in {values}" for name, values in condition.values.items())
-        parts.append(f"not ({words})" if condition.inverted else words)
+    for one in selection.conditions:
+        words = " and ".join(f"{name} in {values}" for name, values in one.values.items())
+        parts.append(f"not ({words})" if one.inverted else words)
     return ", ".join(parts)
 
 

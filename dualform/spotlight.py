@@ -122,15 +122,11 @@ class Top:
         group = np.zeros(len(units), dtype=np.int64)
         if self.by is not None:
             _, group = np.unique(
-                np.stack([scope.grouping(layer, self._units()).columns[n] for n in self._units()[1:]])[
-                    :, units
-                ],
+                np.stack([scope.grouping(layer, self._units()).columns[n] for n in self._units()[1:]])[:, units],
                 axis=1,
                 return_inverse=True,
             )
-        cells = np.arange(queries)[:, None] * (group.max(initial=0) + 1) + group.reshape(
-            -1
-        )  # (queries, units)
+        cells = np.arange(queries)[:, None] * (group.max(initial=0) + 1) + group.reshape(-1)  # (queries, units)
         score = fold.totals[units].mT.numpy()
         unit = np.broadcast_to(units, score.shape).reshape(-1)
         kept = best_of_cells(cells.reshape(-1), fold.first_slot[unit], score.reshape(-1), self.k)
@@ -175,25 +171,18 @@ class Timeline:
         return _totals(scope, layer, queries, self.bins, fold)
 
 
-def _begin_total(
-    scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool
-) -> Fold | None:
+def _begin_total(scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool) -> Fold | None:
     if not absolute or (bool((queries >= 0).all()) and scope.key_sums(layer, by).nonnegative):
         return None
     return TotalFold(scope.grouping(layer, by), len(queries), absolute)
 
 
 def _totals(scope: Scope, layer: str, queries: Tensor, by: By | int | None, fold: TotalFold | None) -> Table:
-    if fold is None:
-        totals = scope.key_sums(layer, by).sums @ queries.double().mT  # (groups, queries)
-    else:
-        totals = fold.totals
+    totals = scope.key_sums(layer, by).sums @ queries.double().mT if fold is None else fold.totals
     columns = scope.grouping(layer, by).columns
-    groups, count = totals.shape
+    groups, count = totals.shape  # (groups, queries)
     repeated = {name: np.tile(values, count) for name, values in columns.items()}
-    return Table(
-        {"query": np.repeat(np.arange(count), groups), **repeated, "total": totals.mT.reshape(-1).numpy()}
-    )
+    return Table({"query": np.repeat(np.arange(count), groups), **repeated, "total": totals.mT.reshape(-1).numpy()})
 
 
 @dataclass(frozen=True)
@@ -264,9 +253,7 @@ class LayerSpotlight:
     def initial(self) -> Tensor:
         """The part of the output that is due to no slot: the initial weights, as far as they are left."""
         layer = self._scope.run.layers[self.name]
-        return initial_output(self._scope.run, layer, self.queries, self._scope.coefficients).to(
-            self.queries.dtype
-        )
+        return initial_output(self._scope.run, layer, self.queries, self._scope.coefficients).to(self.queries.dtype)
 
     def collect(self, *questions: Question) -> list[Any]:
         """Several answers in one reading of the slots."""
@@ -287,9 +274,7 @@ class LayerSpotlight:
         return self.collect(question)[0]
 
     def __repr__(self) -> str:
-        return (
-            f"LayerSpotlight({self.name!r}: {len(self.queries):,} queries of width {self.queries.shape[1]})"
-        )
+        return f"LayerSpotlight({self.name!r}: {len(self.queries):,} queries of width {self.queries.shape[1]})"
 
 
 class Spotlight:
@@ -322,7 +307,5 @@ class Spotlight:
         return "\n".join(["Spotlight", *lines, *([f"  note: {self.note}"] if self.note else [])])
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<li>{name}: {len(layer.queries):,} queries</li>" for name, layer in self._layers.items()
-        )
+        rows = "".join(f"<li>{name}: {len(layer.queries):,} queries</li>" for name, layer in self._layers.items())
         return f"<b>Spotlight</b><ul>{rows}</ul>{self.note or ''}"

@@ -37,9 +37,7 @@ def coefficients(rule: Rule, ledger: Array) -> Coefficients:
     steps = rule.step({name: ledger[:, :, 1 + i] for i, name in enumerate(rule.columns)})
     idle = ledger[:, :, 0] == 0
     table = {f.name: _column(getattr(steps, f.name), f.default, idle) for f in fields(Step)}
-    latest_first = (
-        Step(**{name: column[t] for name, column in table.items()}) for t in reversed(range(len(ledger)))
-    )
+    latest_first = (Step(**{name: column[t] for name, column in table.items()}) for t in reversed(range(len(ledger))))
     return adjoint(latest_first)
 
 

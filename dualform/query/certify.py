@@ -39,11 +39,7 @@ class Distance:
 
     @property
     def relative(self) -> float:
-        return (
-            0.0
-            if self.no_net_gradient and self.error <= self.floor
-            else self.error / max(self.change, 1e-300)
-        )
+        return 0.0 if self.no_net_gradient and self.error <= self.floor else self.error / max(self.change, 1e-300)
 
     def ok(self, tolerance: float) -> bool:
         return self.error <= max(tolerance * self.change, self.floor)
@@ -119,9 +115,7 @@ class _Rebuilt:
             if part.columns is not None:
                 shape = part.columns[1] - part.columns[0], PROBES
                 # scaled so that |W r| estimates |W|
-                self.vectors[part] = (
-                    torch.randn(shape, generator=generator, dtype=torch.float64) / PROBES**0.5
-                )
+                self.vectors[part] = torch.randn(shape, generator=generator, dtype=torch.float64) / PROBES**0.5
             self._dual[part] = self._seen(part, initial_part(run, before, part, self._of))
             self._before[part] = self._seen(part, stored_tensor(before, name).double())
             self._after[part] = self._seen(part, stored_tensor(after, name).double())

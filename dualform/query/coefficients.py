@@ -43,12 +43,7 @@ class Ledger:
             raise NotRecorded("this run holds keys only (it was recorded with values=False): no coefficients")
         result: dict[str, ParameterCoefficients] = {}
         for index, optimizer in enumerate(self._run.manifest.optimizers):
-            names = [
-                p.parameter
-                for layer in self._run.manifest.layers
-                for p in layer.trained
-                if p.optimizer == index
-            ]
+            names = [p.parameter for layer in self._run.manifest.layers for p in layer.trained if p.optimizer == index]
             if not names:
                 continue
             lines = np.zeros((0, len(names), 1 + len(optimizer.columns)))
@@ -59,7 +54,5 @@ class Ledger:
             momentum = np.broadcast_to(found.momentum, len(names))
             gradients = np.array(found.gradients).reshape(until - since, len(names))
             for i, name in enumerate(names):
-                result[name] = ParameterCoefficients(
-                    since, float(initial[i]), float(momentum[i]), gradients[:, i]
-                )
+                result[name] = ParameterCoefficients(since, float(initial[i]), float(momentum[i]), gradients[:, i])
         return result

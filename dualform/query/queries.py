@@ -23,9 +23,7 @@ def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn
         shape = (layer.d_out, layer.d_in)
         if not isinstance(weight, Tensor) or tuple(weight.shape) != shape:
             got = "no weight" if weight is None else f"a weight of shape {tuple(weight.shape)}"
-            raise QueryError(
-                f"layer {name!r} was recorded with a weight of shape {shape}, this model has {got}"
-            )
+            raise QueryError(f"layer {name!r} was recorded with a weight of shape {shape}, this model has {got}")
         found[name] = modules[name]
     return found
 
@@ -38,9 +36,7 @@ def queries_of(
     A layer that is called several times gets the queries of all calls, one after the other.
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
-    handles = [
-        module.register_forward_pre_hook(_catch(caught[n]), with_kwargs=True) for n, module in modules.items()
-    ]
+    handles = [module.register_forward_pre_hook(_catch(caught[n]), with_kwargs=True) for n, module in modules.items()]
     training = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -51,9 +47,7 @@ def queries_of(
             handle.remove()
         for module, mode in training.items():
             module.training = mode
-    return {
-        name: torch.cat([_chosen(q, rows) for q in queries]) for name, queries in caught.items() if queries
-    }
+    return {name: torch.cat([_chosen(q, rows) for q in queries]) for name, queries in caught.items() if queries}
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:

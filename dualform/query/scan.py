@@ -138,9 +138,7 @@ class Block:
         shard = self._piece.shard
         rows = torch.from_numpy(shard[f"{self._prefix}/{name}"][self._rows])
         with_exponent = f"{self._prefix}/{exponent}" in shard
-        exponents = (
-            torch.from_numpy(shard[f"{self._prefix}/{exponent}"][self._rows]) if with_exponent else None
-        )
+        exponents = torch.from_numpy(shard[f"{self._prefix}/{exponent}"][self._rows]) if with_exponent else None
         return unpack(rows, exponents, self.wide)
 
     def coefficients(self, part: Part, of: ParameterCoefficients) -> NDArray[np.float64]:

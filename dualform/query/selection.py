@@ -25,9 +25,7 @@ class Condition:
     def mask(self, shard: Shard, layer: str, steps: Array, slots: Array) -> Mask:
         mask = np.ones(len(steps), dtype=bool)
         for name, wanted in self.values.items():
-            column = (
-                {"step": steps, "slot": slots}[name] if name in ("step", "slot") else shard.tag(layer, name)
-            )
+            column = {"step": steps, "slot": slots}[name] if name in ("step", "slot") else shard.tag(layer, name)
             if shard.info.tags.get(name) == "string":
                 wanted = tuple(np.flatnonzero(np.isin(shard.strings(layer, name), wanted)))
             mask &= np.isin(column, np.array(wanted)) if wanted else False

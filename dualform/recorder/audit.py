@@ -82,9 +82,7 @@ class _Equations:
         """The answer if one factor for everything fits well, as it nearly always does."""
         if not self._passes:
             return None
-        total = (
-            self._passes[0].product if len(self._passes) == 1 else sum(one.product for one in self._passes)
-        )
+        total = self._passes[0].product if len(self._passes) == 1 else sum(one.product for one in self._passes)
         size = np.square(total).sum(axis=1)  # (rows,)
         if not size.all():
             return None

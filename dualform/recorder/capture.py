@@ -120,9 +120,7 @@ class Captures:
             handle.remove()
 
     def _hook(self, layer: str, probe: Probe) -> Callable[..., None]:
-        def on_forward(
-            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-        ) -> None:
+        def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not (self._open and output.requires_grad):
                 return
             given: Tensor = args[0] if args else kwargs["input"]

@@ -34,9 +34,7 @@ def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterab
     """Decide, without touching the model. A layer named outright that cannot be recorded raises."""
     _refuse_parallel(model)
     owners = _owners(optimizers)
-    linear = {
-        clean_name(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)
-    }
+    linear = {clean_name(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     patterns = [layers] if isinstance(layers, str) else list(layers)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in linear):
@@ -91,10 +89,7 @@ def _obstacle(model: nn.Module, name: str, module: nn.Linear, owners: dict[int, 
     uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
     if uses[id(module.weight)] > 1 or (module.bias is not None and uses[id(module.bias)] > 1):
         return "its weight is tied to another module's"
-    if (
-        module.bias is not None
-        and owners.get(id(module.bias), owners[id(module.weight)]) != owners[id(module.weight)]
-    ):
+    if module.bias is not None and owners.get(id(module.bias), owners[id(module.weight)]) != owners[id(module.weight)]:
         return "its weight and its bias belong to different optimisers"
     return None
 

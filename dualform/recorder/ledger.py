@@ -30,9 +30,7 @@ def rule_for(optimizer: Optimizer) -> Rule:
     return RULES[kind]
 
 
-def read(
-    optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], values: bool
-) -> dict[str, list[float]]:
+def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], values: bool) -> dict[str, list[float]]:
     """Ledger lines, without their leading `stepped`, of those parameters this optimiser holds."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     lines: dict[str, list[float]] = {}

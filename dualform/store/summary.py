@@ -44,9 +44,7 @@ def worst_residual(run: Run) -> float:
 def summary_lines(run: Run) -> dict[str, str]:
     """The facts for people."""
     facts = summary(run)
-    layers = (
-        f"{name} ({f['d_in']} to {f['d_out']}, {f['slots']:,} slots)" for name, f in facts["layers"].items()
-    )
+    layers = (f"{name} ({f['d_in']} to {f['d_out']}, {f['slots']:,} slots)" for name, f in facts["layers"].items())
     kept = "keys and values" if facts["storage"]["values"] else "keys only"
     lines = {
         "run": facts["path"],

@@ -113,9 +113,7 @@ def prepare(path: Path, overwrite: bool) -> None:
             if not (path / MANIFEST).is_file():
                 raise RunExists(f"{path} is not empty and not a dualform run; choose another directory")
             if not overwrite:
-                raise RunExists(
-                    f"{path} already holds a run; choose another directory or pass overwrite=True"
-                )
+                raise RunExists(f"{path} already holds a run; choose another directory or pass overwrite=True")
             Lock(path / LOCK).release()  # raises while someone is recording there
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
