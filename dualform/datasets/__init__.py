@@ -1,0 +1,1 @@
+"""Data sets: finding them, checking them, handing them out as tensors."""

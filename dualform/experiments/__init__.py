@@ -1,0 +1,1 @@
+"""Experiments, through the public interface only."""

@@ -1,0 +1,173 @@
+"""The demo: train a small network on handwritten digits, and ask what is behind its predictions.
+
+    trained = train("runs/demo")
+    memory = dualform.load("runs/demo")
+    picked = chosen(trained.predictions, trained.digits.test.labels)
+    explanations = explain(memory, trained, picked)
+
+Everything it needs comes with the package, and it takes seconds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import dualform
+from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, Digits, load
+from dualform.store import Run
+from dualform.table import Table
+
+MODEL = "dualform.experiments.demo:network"
+INPUTS = "inputs.safetensors"
+STEPS = 1300
+BATCH = 32
+ABOUT = {"model": MODEL, "inputs": INPUTS, "class_names": list(CLASS_NAMES), "image_shape": list(IMAGE_SHAPE)}
+
+
+def network() -> nn.Module:
+    """64 pixels, two hidden layers of 128, ten classes."""
+    return nn.Sequential(
+        OrderedDict(
+            hidden1=nn.Linear(64, 128),
+            relu1=nn.ReLU(),
+            hidden2=nn.Linear(128, 128),
+            relu2=nn.ReLU(),
+            output=nn.Linear(128, 10),
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network with what it was trained and tested on."""
+
+    model: nn.Module
+    digits: Digits
+    predictions: Tensor  # of the test set, (360,)
+
+    @property
+    def accuracy(self) -> float:
+        return float((self.predictions == self.digits.test.labels).float().mean())
+
+
+def train(
+    path: str | Path,
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+    overwrite: bool = False,
+    progress: Callable[[int], None] = lambda step: None,
+) -> Trained:
+    """Train and record; the same seed gives the same run. `progress` is called with each step's number."""
+    digits = load()
+    model = _initial(seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    examples = digits.train
+    with (
+        _one_thread(),
+        dualform.record(model, optimizer, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
+    ):
+        for step, ids in enumerate(_batches(len(examples.labels), steps, seed)):
+            recorder.tag(id=ids, label=examples.labels[ids])
+            loss = F.cross_entropy(model(examples.images[ids]), examples.labels[ids])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            progress(step)
+    _save_inputs(Path(path) / INPUTS, digits)
+    with torch.no_grad():
+        return Trained(model, digits, model(digits.test.images).argmax(dim=1))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products this small only wait for each other in several threads, for minutes on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _initial(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # torch's initialisers know the global generator only
+        torch.manual_seed(seed)
+        return network()
+
+
+def _batches(examples: int, steps: int, seed: int) -> Iterator[Tensor]:
+    """Row numbers for each step: epoch after epoch in a new order, the rest of an epoch left out."""
+    generator = torch.Generator().manual_seed(seed)
+    per_epoch = examples // BATCH
+    for step in range(steps):
+        if step % per_epoch == 0:
+            order = torch.randperm(examples, generator=generator)
+        first = step % per_epoch * BATCH
+        yield order[first : first + BATCH]
+
+
+def _save_inputs(path: Path, digits: Digits) -> None:
+    """What questions to the run need later: test inputs, and images to draw; the tag `id` is their row."""
+    tensors = {
+        "inputs": digits.test.images,
+        "labels": digits.test.labels,
+        "images": digits.test.raw,
+        "training_images": digits.train.raw,
+    }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+
+
+def chosen(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
+    """The first misclassified digit, if there is any, then the first correct ones, each of a new class."""
+    wrong = torch.nonzero(predictions != labels).flatten().tolist()
+    right = torch.nonzero(predictions == labels).flatten().tolist()
+    picked: list[int] = []
+    seen: set[int] = set()
+    for index in [*wrong[:1], *right]:
+        if int(labels[index]) not in seen:
+            picked.append(index)
+            seen.add(int(labels[index]))
+    return picked[:count]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is behind one prediction: per layer, the top training digits and the attention per class."""
+
+    index: int  # of the digit in the test set
+    predicted: int
+    true: int
+    top: dict[str, Table]
+    totals: dict[str, Table]
+
+
+def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = 5) -> list[Explanation]:
+    """Ask the memory about test digits; visits to the same training digit are summed."""
+    spotlight = memory.attend(trained.model, trained.digits.test.images[list(indices)])
+    answers = spotlight.collect(dualform.Top(top, per="id"), dualform.Total(by="label"))
+    return [
+        Explanation(
+            index=index,
+            predicted=int(trained.predictions[index]),
+            true=int(trained.digits.test.labels[index]),
+            top={layer: found.where(query=row) for layer, (found, _) in answers.items()},
+            totals={layer: totals.where(query=row) for layer, (_, totals) in answers.items()},
+        )
+        for row, index in enumerate(indices)
+    ]
+
+
+def is_demo(path: Path) -> bool:
+    """Whether a directory holds a run of this demo, which may be replaced without asking."""
+    try:
+        return Run(path).manifest.about.get("model") == MODEL
+    except dualform.DualformError:
+        return False
