@@ -59,7 +59,7 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
             continue
         if name not in run.tags:
             raise UnknownName("tag", name, [*run.tags, "step", "slot"])
-        known = distinct(run, next(iter(run.layers)), name)
+        known = np.unique(np.concatenate([distinct(run, layer, name) for layer in run.layers]))
         for value in listed:
             if value not in known:
                 raise UnknownName(f"value of tag {name!r}:", value, known.tolist())
@@ -69,7 +69,7 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
 def distinct(run: Run, layer: str, tag: str) -> Array:
     """All values a tag takes in a run, sorted."""
     found = [decoded(shard, layer, tag, unique=True) for _, shard in run.chapters() if shard.slots(layer)]
-    return np.unique(np.concatenate(found)) if found else np.empty(0)
+    return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
 
 
 def decoded(shard: Shard, layer: str, tag: str, unique: bool = False) -> Array:

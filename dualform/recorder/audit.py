@@ -1,27 +1,29 @@
-"""The audit of a step: are the recorded keys and values all of a layer's gradient?
+"""The audit of a step: are the recorded keys and values all of the gradient?
 
 If they are not, something else was in it (a tied weight, a second use, clipping by value), and the two
 sides of the probe differ with probability close to one.
 
 Each backward pass has one factor: 1, unless the gradient was clipped, unscaled or zeroed in between.
-The simplest factors that explain the gradient are taken: all 1, one for all passes, one for each pass,
-and only then one for each pass and parameter.
+Many factors may explain a gradient; the simplest are taken. All 1, or one for all passes; then the same
+for the latest passes only, the others zeroed; then one for each pass. And each of these first for all
+layers together, then for every layer, then for every parameter alone.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dualform.errors import NotFinite, UnexplainedGradient
 from dualform.recorder.capture import Pass
 from dualform.recorder.probe import Probe, array
 
 Array = NDArray[np.float64]
+T = TypeVar("T")
 
 # What rounding may leave over, elementwise: _SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
@@ -31,152 +33,178 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
+class Look:
+    """A layer in one step: its gradients seen through the probe, and its passes by their number."""
+
+    probe: Probe
+    target: Array  # (rows, d_out)
+    stepped: Sequence[int]  # which trained parts have a gradient at all
+    eps: float  # of the gradients' precision, at least float32's
+    passes: Mapping[int, Pass]
+
+    @property
+    def low(self) -> float:
+        """What rounding the whole gradient to half precision, as autocast does, may leave over."""
+        precisions = {capture.precision for one in self.passes.values() for capture in one.captures}
+        return max((_LOW_SLACK * torch.finfo(p).eps for p in precisions if torch.finfo(p).bits < 32), default=0.0)
+
+
+@dataclass(frozen=True)
 class Explained:
-    """Factors (passes, trained parts) of one step, and the share of the gradient left over."""
+    """A layer's factors (passes, trained parts) in one step, and the share of its gradient left over."""
 
     factors: Array
     residual: float
 
 
-def explain(probe: Probe, gradients: Sequence[Tensor], passes: Sequence[Pass], step: int) -> Explained:
-    """Explain the gradients of a layer's trained parts by its backward passes, or raise."""
-    where = f"step {step}, layer {probe.layer.name!r}"
-    names = [part.parameter for part in probe.layer.trained]
-    equations = _Equations(probe, gradients, passes)
-    if (quick := equations.quick()) is not None:
+def explain(looks: Sequence[Look], step: int) -> list[Explained]:
+    """Explain the gradients of all layers of a step by their backward passes, or raise."""
+    quick = _explain_quickly(looks)
+    if quick is not None:
         return quick
-    for name, target in zip(names, equations.targets, strict=True):
-        if not np.isfinite(target).all():
-            raise NotFinite(
-                f"{where}: the gradient of {name!r} is NaN or infinite; lower the learning rate or look at "
-                "the batch. The steps before it are kept"
-            )
-    everything = range(len(names))
-    shared = equations.simplest(everything)
-    factors = []
-    for i, name in enumerate(names):
-        found = equations.simplest([i]) if shared is None else shared
-        if found is None:
-            raise UnexplainedGradient(f"{where}: {_reason(name, bool(passes))}")
-        factors.append(found)
-    residual = max(equations.residual(i, factors[i]) for i in everything)
-    return Explained(np.stack(factors, axis=1), residual)
+    numbers = sorted({number for look in looks for number in look.passes})
+    equations = [[_Equation(look, part, numbers) for part in look.stepped] for look in looks]
+    _check_finite(equations, step)
+    found = _simplest([e for of_layer in equations for e in of_layer], step)
+    explained = []
+    for look, of_layer in zip(looks, equations, strict=True):
+        factors = np.zeros((len(look.passes), len(look.probe.slices)))
+        mine = [numbers.index(number) for number in look.passes]
+        factors[:, look.stepped] = np.stack([found[e][mine] for e in of_layer], axis=1)
+        explained.append(Explained(factors, max(e.residual(found[e]) for e in of_layer)))
+    return explained
 
 
-class _Equations:
-    """The gradients of a layer in one step against its passes.
+def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
+    """The answer if one factor for everything fits well, as it nearly always does."""
+    if not all(look.passes and len(look.stepped) == len(look.probe.slices) for look in looks):
+        return None
+    totals = [_sum([one.product for one in look.passes.values()]) for look in looks]
+    sizes = [np.square(total).sum(axis=1) for total in totals]  # (rows,) each
+    if not all(size.all() for size in sizes):
+        return None
+    shares = [(look.target * t).sum(axis=1) / s for look, t, s in zip(looks, totals, sizes, strict=True)]
+    for factor in (1.0, float(np.concatenate(shares).mean())):
+        residuals = [
+            float(np.sqrt((np.square(look.target - factor * total).sum(axis=1) / size).max())) / (abs(factor) or _TINY)
+            for look, total, size in zip(looks, totals, sizes, strict=True)
+        ]
+        if all(r <= _SLACK * look.eps + look.low for r, look in zip(residuals, looks, strict=True)):
+            shapes = [(len(look.passes), len(look.probe.slices)) for look in looks]
+            return [Explained(np.full(s, factor), r) for s, r in zip(shapes, residuals, strict=True)]
+    return None
+
+
+class _Equation:
+    """One parameter's gradient against all backward passes of the step, zero where they missed its layer.
 
     Small arrays, multiplied without numpy's matrix product: that would wake a second set of threads,
     beside torch's, which slow down the training.
     """
 
-    def __init__(self, probe: Probe, gradients: Sequence[Tensor], passes: Sequence[Pass]) -> None:
-        self._probe, self._passes = probe, passes
-        wide = torch.float64 if gradients[0].dtype == torch.float64 else torch.float32
-        self._eps = torch.finfo(wide).eps
-        precisions = [torch.finfo(capture.precision) for one in passes for capture in one.captures]
-        self._low = max([_LOW_SLACK * p.eps for p in precisions if p.bits < 32], default=0.0)
-        self._target = probe.of_gradients(gradients)  # (rows, d_out)
-
-    def quick(self) -> Explained | None:
-        """The answer if one factor for everything fits well, as it nearly always does."""
-        if not self._passes:
-            return None
-        total = self._passes[0].product if len(self._passes) == 1 else sum(one.product for one in self._passes)
-        size = np.square(total).sum(axis=1)  # (rows,)
-        if not size.all():
-            return None
-        fitted = float(((self._target * total).sum(axis=1) / size).mean())
-        for factor in (1.0, fitted):
-            gap = np.square(self._target - factor * total).sum(axis=1)
-            residual = float(np.sqrt((gap / size).max())) / abs(factor)
-            if residual <= _SLACK * self._eps + self._low:
-                shape = len(self._passes), len(self._probe.slices)
-                return Explained(np.full(shape, factor), residual)
-        return None
+    def __init__(self, look: Look, part: int, numbers: Sequence[int]) -> None:
+        self._look, self._numbers = look, numbers
+        self._rows = look.probe.slices[part]
+        self.layer = look.probe.layer.name
+        self.parameter = look.probe.layer.trained[part].parameter
+        self.target = look.target[self._rows].ravel()  # (n,)
+        found = [look.passes[n].product[self._rows].ravel() if n in look.passes else self.target * 0 for n in numbers]
+        products = np.stack(found) if found else np.zeros((0, len(self.target)))
+        # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
+        self.sound = np.isfinite(products).all(axis=1)  # (passes,)
+        self.products = np.where(self.sound[:, None], products, 0.0)  # (passes, n)
 
     @cached_property
-    def sound(self) -> NDArray[np.bool_]:
-        """A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0."""
-        return np.array([np.isfinite(one.product).all() for one in self._passes], dtype=bool)
-
-    @cached_property
-    def targets(self) -> list[Array]:
-        """Per part: (probes, d_out)."""
-        return [self._target[part] for part in self._probe.slices]
-
-    @cached_property
-    def products(self) -> list[Array]:
-        """Per part: (passes, probes, d_out)."""
-        whole = np.zeros((len(self._passes), *self._target.shape))
+    def bounds(self) -> Array:
+        """|E|^T (|X| |r|) of each pass: what rounding is measured by, where the gradient cancels."""
+        bounds = np.zeros(self.products.shape)
         for i in np.flatnonzero(self.sound):
-            whole[i] = self._passes[i].product
-        return [whole[:, part] for part in self._probe.slices]
-
-    @cached_property
-    def bounds(self) -> list[Array]:
-        """|E|^T (|X| |r|): what rounding is measured by, where the gradient cancels."""
-        bounds = np.zeros((len(self._passes), *self._target.shape))
-        for i in np.flatnonzero(self.sound):
-            for capture in self._passes[i].captures:
+            one = self._look.passes.get(self._numbers[i])
+            for capture in one.captures if one else ():
                 rows = capture.keys.unpacked(), capture.values.unpacked()
-                bounds[i] += self._probe.of_rows(*rows, absolute=True)
-        return [bounds[:, part] for part in self._probe.slices]
+                bounds[i] += self._look.probe.of_rows(*rows, absolute=True)[self._rows].ravel()
+        return bounds
 
-    def explained(self, part: int, factors: Array) -> bool:
+    def explained(self, factors: Array) -> bool:
         """Whether nothing is left over but rounding."""
-        predicted = _weighted(factors, self.products[part])
-        gap = self.targets[part] - predicted
-        size = _norm(predicted)
-        if _norm(gap) <= (_SLACK * self._eps + self._low) * size:
-            return True  # it fits as a whole, as nearly always; no elementwise bound is needed
-        rounding = _SLACK * self._eps * _weighted(np.abs(factors), self.bounds[part])
-        return bool((np.abs(gap) <= rounding + self._low * size / gap.size**0.5 + _TINY).all())
+        predicted = _weighted(factors, self.products)
+        gap = self.target - predicted
+        size, low = _norm(predicted), self._look.low
+        if _norm(gap) <= (_SLACK * self._look.eps + low) * size:
+            return True  # it fits as a whole; no elementwise bound is needed
+        rounding = _SLACK * self._look.eps * _weighted(np.abs(factors), self.bounds)
+        return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
-    def residual(self, part: int, factors: Array) -> float:
+    def residual(self, factors: Array) -> float:
         """What is left over, relative to the gradient; of a gradient that is only rounding: 0."""
-        size = _norm(self.targets[part])
-        gap = _norm(self.targets[part] - _weighted(factors, self.products[part]))
+        size, gap = _norm(self.target), _norm(self.target - _weighted(factors, self.products))
         return gap / size if gap < size else 0.0
 
-    def candidates(self, parts: Sequence[int]) -> Iterator[Array]:
-        """Factors to try, from simple to general."""
-        ones = self.sound.astype(np.float64)
-        yield ones
-        if not self.sound.any():
-            return
-        # Parts are brought to one scale, so that a bias counts as much as a weight.
-        scale = [_norm(self.products[i]) or 1.0 for i in parts]
-        targets = np.concatenate([self.targets[i].ravel() / s for i, s in zip(parts, scale, strict=True)])
-        products = np.concatenate(
-            [self.products[i].reshape(len(ones), -1) / s for i, s in zip(parts, scale, strict=True)], axis=1
-        )  # (passes, equations)
-        together = products.sum(axis=0)
+
+def _simplest(equations: Sequence[_Equation], step: int) -> dict[_Equation, Array]:
+    """The simplest factors: for all equations together, for those of each layer, for each alone."""
+    found = _solve(equations)
+    if found is not None:
+        return dict.fromkeys(equations, found)
+    layers = {e.layer for e in equations}
+    if len(layers) > 1:
+        parts = [_simplest([e for e in equations if e.layer == layer], step) for layer in sorted(layers)]
+        return {e: factors for part in parts for e, factors in part.items()}
+    if len(equations) > 1:
+        return {e: _simplest([e], step)[e] for e in equations}
+    raise UnexplainedGradient(_reason(equations[0], step))
+
+
+def _solve(equations: Sequence[_Equation]) -> Array | None:
+    return next((f for f in _candidates(equations) if all(e.explained(f) for e in equations)), None)
+
+
+def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
+    """Factors to try, from simple to general."""
+    sound = np.all([e.sound for e in equations], axis=0)
+    # Parameters are brought to one scale, so that a bias counts as much as a weight.
+    scale = [_norm(e.products) or 1.0 for e in equations]
+    targets = np.concatenate([e.target / s for e, s in zip(equations, scale, strict=True)])
+    products = np.concatenate([e.products / s for e, s in zip(equations, scale, strict=True)], axis=1)
+    for first in range(len(sound) + 1):  # all passes, or those after a zero_grad
+        latest = np.where(np.arange(len(sound)) >= first, sound, False).astype(np.float64)
+        yield latest
+        together = _weighted(latest, products)
         if together.any():
-            yield ones * ((together * targets).sum() / np.square(together).sum())
+            yield latest * ((together * targets).sum() / np.square(together).sum())
+    if sound.any():
         matrix, right = torch.from_numpy(products.T.copy()), torch.from_numpy(targets[:, None])
         single = array(torch.linalg.lstsq(matrix, right, driver="gelsd").solution[:, 0])
         yield np.where(np.abs(single - single.round()) < 1e-2, single.round(), single)
         yield single
 
-    def simplest(self, parts: Sequence[int]) -> Array | None:
-        """The simplest factors that explain these parts together; None: there are none."""
-        return next((f for f in self.candidates(parts) if all(self.explained(i, f) for i in parts)), None)
-
 
 def _weighted(factors: Array, products: Array) -> Array:
-    """The sum over passes, each times its factor: (probes, d_out)."""
-    total: Array = (factors[:, None, None] * products).sum(axis=0)
+    """The sum over passes, each times its factor: (n,)."""
+    total: Array = (factors[:, None] * products).sum(axis=0)
     return total
+
+
+def _sum(arrays: Sequence[Array]) -> Array:
+    return arrays[0] if len(arrays) == 1 else np.sum(arrays, axis=0)
 
 
 def _norm(values: Array) -> float:
     return float(np.sqrt(np.square(values).sum()))
 
 
-def _reason(parameter: str, seen: bool) -> str:
+def _check_finite(equations: Sequence[Sequence[_Equation]], step: int) -> None:
+    for equation in (e for of_layer in equations for e in of_layer):
+        if not np.isfinite(equation.target).all():
+            raise NotFinite(
+                f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is NaN or infinite; "
+                "lower the learning rate or look at the batch. The steps before it are kept"
+            )
+
+
+def _reason(equation: _Equation, step: int) -> str:
     leftover = "was it left from before the last step (zero_grad missing)"
-    if seen:
+    if equation.products.any():
         hint = f"{leftover}, clipped by value or changed by hand, or is the weight used elsewhere too?"
     else:
         hint = (
@@ -184,6 +212,7 @@ def _reason(parameter: str, seen: bool) -> str:
             "recording began, or is the weight used without calling the layer?"
         )
     return (
-        f"the gradient of {parameter!r} is not the sum of what went through the layer; {hint} Leave the layer "
-        "out with layers=..., or change the loop. The steps before it are kept"
+        f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is not the sum of what went "
+        f"through the layer; {hint} Leave the layer out with layers=..., or change the loop. The steps before it are "
+        "kept"
     )

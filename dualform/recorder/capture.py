@@ -7,7 +7,7 @@ is filled anew; the tensors themselves are let go.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -20,12 +20,11 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.recorder.layers import Recorded
 from dualform.recorder.probe import Probe
-from dualform.recorder.tags import joined
+from dualform.recorder.tags import Tags, joined
 from dualform.store import Rows, Storage
 from dualform.store.packing import unpack
 
 Array = NDArray[np.float64]
-Tags = Mapping[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,8 @@ class Capture:
     values: Packed
     product: Array  # (X r)^T E, before packing
     precision: torch.dtype  # of the gradient
-    tags: Tags
+    tags: Tags  # whether they fit matters only if the pass was in a gradient
+    leading: tuple[int, ...]  # dimensions of the input before the last: what tags are spread over
     may_repeat: bool  # the key does not depend on anything trained: it may be seen again
 
 
@@ -66,7 +66,7 @@ class Pass:
         return sum(others, start=first)
 
 
-def as_rows(one: Pass, factors: Array, storage: Storage) -> Rows:
+def as_rows(one: Pass, layer: str, factors: Array, storage: Storage) -> Rows:
     """A pass as the store takes it."""
     keys, key_exponent = _arrays([capture.keys for capture in one.captures])
     values, value_exponent = _arrays([c.values for c in one.captures]) if storage.values else (None, None)
@@ -76,7 +76,7 @@ def as_rows(one: Pass, factors: Array, storage: Storage) -> Rows:
         values=values,
         value_exponent=value_exponent,
         factors=factors,
-        tags=joined([capture.tags for capture in one.captures]),
+        tags=joined([capture.tags.over(capture.leading, layer) for capture in one.captures]),
         may_repeat=all(capture.may_repeat for capture in one.captures),
     )
 
@@ -94,7 +94,7 @@ class Captures:
         self,
         recorded: Sequence[Recorded],
         probes: Sequence[Probe],
-        tags: Callable[[tuple[int, ...], str], Tags],
+        tags: Callable[[], Tags],
         pack: Callable[[Tensor], Packed],
     ) -> None:
         self._tags, self._pack = tags, pack
@@ -106,12 +106,12 @@ class Captures:
             for entry, probe in zip(recorded, probes, strict=True)
         ]
 
-    def take(self, layer: str) -> list[Pass]:
-        """The backward passes through a layer since the last call, in order."""
+    def take(self, layer: str) -> dict[int, Pass]:
+        """The backward passes through a layer since the last call, by number, in order."""
         passes: dict[int, list[Capture]] = defaultdict(list)
         for capture in sorted(self._waiting.pop(layer, ()), key=lambda c: (c.backward, c.order)):
             passes[capture.backward].append(capture)
-        return [Pass(captures) for captures in passes.values()]
+        return {number: Pass(captures) for number, captures in passes.items()}
 
     def close(self) -> None:
         self._open = False
@@ -124,7 +124,7 @@ class Captures:
             if not (self._open and output.requires_grad):
                 return
             given: Tensor = args[0] if args else kwargs["input"]
-            tags = self._tags(tuple(given.shape[:-1]), layer)
+            tags = self._tags()
             order, may_repeat = next(self._order), not given.requires_grad
             # autocast computes the product, and so the gradient, in the output's precision
             keys = given.detach().reshape(-1, given.shape[-1]).to(output.dtype)  # (slots, d_in)
@@ -140,6 +140,7 @@ class Captures:
                         product=probe.of_rows(keys, values),
                         precision=gradient.dtype,
                         tags=tags,
+                        leading=tuple(given.shape[:-1]),
                         may_repeat=may_repeat,
                     )
                     self._waiting[layer].append(capture)

@@ -25,14 +25,15 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import DualformError, ParameterChanged, RecordingError
-from dualform.recorder import ledger, tags
+from dualform.recorder import ledger
 from dualform.recorder.arena import Arena
-from dualform.recorder.audit import explain
-from dualform.recorder.capture import Captures, Packed, as_rows
+from dualform.recorder.audit import Look, explain
+from dualform.recorder.capture import Captures, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
 from dualform.recorder.layers import Recorded, plan
 from dualform.recorder.probe import Probe
 from dualform.recorder.snapshot import snapshot
+from dualform.recorder.tags import Tags, check_same
 from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, Storage, prepare
 from dualform.store.packing import pack
 
@@ -84,7 +85,7 @@ class Recorder:
         Scalars and strings hold for every row; arrays have one entry a row, in the shape of the batch.
         Tags hold until the next `tag` or step. Every batch needs the same ones.
         """
-        self._columns, self._spread = tags.as_columns(columns), {}
+        self._tags = Tags(columns)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
         """The bytes that `steps` steps of `batch` slots each will take, before repeated keys are found."""
@@ -101,8 +102,7 @@ class Recorder:
     def __enter__(self) -> Self:
         if self._writer is not None:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
-        self._columns: dict[str, Any] = {}
-        self._spread: dict[tuple[int, ...], Mapping[str, Any]] = {}
+        self._tags = Tags({})
         self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
         self._lines: dict[str, list[float]] = {}
         self._stepping = False
@@ -110,7 +110,7 @@ class Recorder:
         state = snapshot(self._model, self._optimizers)
         prepare(self.path, self._overwrite)
         self._writer = RunWriter(self.path, self._manifest, state, chapter_bytes(state))
-        self._captures = Captures(self._recorded, self._probes, self._spread_tags, self._pack)
+        self._captures = Captures(self._recorded, self._probes, lambda: self._tags, self._pack)
         self._handles: list[RemovableHandle] = []
         for index, optimizer in enumerate(self._optimizers):
             self._handles.append(optimizer.register_step_pre_hook(self._before_step(index)))
@@ -175,34 +175,45 @@ class Recorder:
         assert self._writer is not None
         self._writer.check()
         stepped = {name for name, p in self._parameters(index) if p.grad is not None}
+        looks = self._look(index)
         residual = dict.fromkeys(self.layers, float("nan"))
         rows: dict[str, list[Rows]] = {}
-        for entry, probe in zip(self._recorded, self._probes, strict=True):
-            name = entry.layer.name
-            if entry.layer.trained[0].optimizer == index:
-                passes = self._captures.take(name)
-                if any(part.parameter in stepped for part in entry.layer.trained):
-                    explained = explain(probe, self._gradients(entry), passes, self.steps)
-                    residual[name] = explained.residual
-                    # factors of 0: zeroed before the step, the pass never was in a gradient
-                    used = [(one, f) for one, f in zip(passes, explained.factors, strict=True) if f.any()]
-                    rows[name] = [as_rows(one, factors, self._storage) for one, factors in used]
+        for look, explained in zip(looks, explain(looks, self.steps), strict=True):
+            name = look.probe.layer.name
+            residual[name] = explained.residual
+            # factors of 0: zeroed before the step, the pass never was in a gradient
+            used = [(one, f) for one, f in zip(look.passes.values(), explained.factors, strict=True) if f.any()]
+            self._check_tags(one for one, _ in used)
+            rows[name] = [as_rows(one, name, factors, self._storage) for one, factors in used]
         lines = {name: self._ledger_line(name, stepped) for name in self._idle}
         self._writer.append(StepRecord(lines, residual, rows), self._kinds or {})
         self.steps += 1
-        self._columns, self._spread = {}, {}
+        self._tags = Tags({})
         self._print = self._fingerprint()
         if self._writer.full:
             self._seal()
 
-    def _gradients(self, entry: Recorded) -> list[Tensor]:
-        gradients = []
-        for part, parameter in _trained(entry):
-            gradient = parameter.grad
-            if gradient is not None and gradient.layout != torch.strided:
-                raise RecordingError(f"step {self.steps}: the gradient of {part.parameter!r} is sparse")
-            gradients.append(torch.zeros_like(parameter) if gradient is None else gradient.detach())
-        return gradients
+    def _look(self, index: int) -> list[Look]:
+        """What an optimiser's step did to its layers, and what went through them since its last one."""
+        looks = []
+        for entry, probe in zip(self._recorded, self._probes, strict=True):
+            if entry.layer.trained[0].optimizer != index:
+                continue
+            passes = self._captures.take(entry.layer.name)
+            gradients = [self._gradient(part.parameter, parameter) for part, parameter in _trained(entry)]
+            stepped = [i for i, (_, parameter) in enumerate(_trained(entry)) if parameter.grad is not None]
+            if stepped:
+                eps = torch.finfo(torch.float64 if gradients[0].dtype == torch.float64 else torch.float32).eps
+                looks.append(Look(probe, probe.of_gradients(gradients), stepped, eps, passes))
+        return looks
+
+    def _gradient(self, name: str, parameter: Tensor) -> Tensor:
+        gradient = parameter.grad
+        if gradient is None:
+            return torch.zeros_like(parameter)
+        if gradient.layout != torch.strided:
+            raise RecordingError(f"step {self.steps}: the gradient of {name!r} is sparse, which is not supported")
+        return gradient.detach()
 
     def _ledger_line(self, name: str, stepped: set[str]) -> list[float]:
         """A parameter of another optimiser, or one without a gradient, is idle in this step."""
@@ -247,14 +258,11 @@ class Recorder:
         assert self._writer is not None
         self._writer.seal(snapshot(self._model, self._optimizers), done=self._arena.hand_over())
 
-    def _spread_tags(self, leading: tuple[int, ...], layer: str) -> Mapping[str, Any]:
-        if leading not in self._spread:  # most layers have the same rows
-            kinds = tags.kinds(self._columns)
+    def _check_tags(self, passes: Iterable[Pass]) -> None:
+        for capture in (capture for one in passes for capture in one.captures):
             if self._kinds is None:
-                self._kinds = kinds
-            tags.check_same(kinds, self._kinds, self.steps)
-            self._spread[leading] = tags.spread(self._columns, leading, layer)
-        return self._spread[leading]
+                self._kinds = capture.tags.kinds
+            check_same(capture.tags.kinds, self._kinds, self.steps)
 
     def _check_running(self) -> None:
         if self._writer is None:

@@ -16,34 +16,38 @@ _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "string"}
 _STORED = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 
 
-def as_columns(given: Mapping[str, Any]) -> dict[str, Array]:
-    """Scalars, strings, lists, arrays or tensors, each as an array of one of four kinds."""
-    columns = {}
-    for name, value in given.items():
-        if name in RESERVED:
-            raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
-        array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
-        kind = _KINDS.get(array.dtype.kind)
-        if kind is None:
-            raise RecordingError(
-                f"tag {name!r} must hold numbers or strings, not {array.dtype}: got {type(value).__name__}"
-            )
-        # A copy: the user's buffer may be filled with the next batch before the slots are written.
-        columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
-    return columns
+class Tags:
+    """What the user says of the rows of the coming forward passes."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        self._columns = {name: _as_column(name, value) for name, value in given.items()}
+        self.kinds = {name: _KINDS[column.dtype.kind] for name, column in self._columns.items()}
+        self._over: dict[tuple[int, ...], dict[str, Array]] = {}
+
+    def over(self, leading: tuple[int, ...], layer: str) -> dict[str, Array]:
+        """Each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
+
+        A tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the
+        first ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises.
+        """
+        if leading not in self._over:  # most layers have the same rows
+            columns = {name: _spread(name, column, leading, layer) for name, column in self._columns.items()}
+            self._over[leading] = columns
+        return self._over[leading]
 
 
-def kinds(columns: Mapping[str, Array]) -> dict[str, str]:
-    return {name: _KINDS[column.dtype.kind] for name, column in columns.items()}
-
-
-def spread(columns: Mapping[str, Array], leading: tuple[int, ...], layer: str) -> dict[str, Array]:
-    """Each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
-
-    A tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the
-    first ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises.
-    """
-    return {name: _spread(name, column, leading, layer) for name, column in columns.items()}
+def _as_column(name: str, value: Any) -> Array:
+    """A scalar, string, list, array or tensor as an array of one of four kinds."""
+    if name in RESERVED:
+        raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
+    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    kind = _KINDS.get(array.dtype.kind)
+    if kind is None:
+        raise RecordingError(
+            f"tag {name!r} must hold numbers or strings, not {array.dtype}: got {type(value).__name__}"
+        )
+    # A copy: the user's buffer may be filled with the next batch before the slots are written.
+    return np.array(array, dtype=_STORED.get(kind, array.dtype))
 
 
 def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> Array:
