@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ class Trained:
 
 def mlp(widths: tuple[int, ...], bias: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for d_in, d_out in zip(widths, widths[1:], strict=False):
+    for d_in, d_out in pairwise(widths):
         layers += [nn.Linear(d_in, d_out, bias=bias, dtype=torch.float64), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 

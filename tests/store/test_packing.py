@@ -1,0 +1,43 @@
+"""Rows to the stored precision and back."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from dualform.store.packing import TORCH, pack, unpack
+
+
+def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
+@given(st.integers(-30, 30), st.integers(0, 2**16))
+def test_float16_keeps_eleven_bits_at_any_magnitude(exponent: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(5, 7, generator=generator) * 10.0**exponent
+    packed, power = pack(rows, "float16", empty)
+    restored = unpack(packed, power, torch.float32)
+    worst = (restored - rows).abs().amax(dim=1) / rows.abs().amax(dim=1)
+    assert float(worst.max()) <= 2**-11
+
+
+def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
+    rows = torch.tensor([[1e-20, -3e-20], [1e20, 2e20], [0.0, 0.0]])
+    assert_close(unpack(*pack(rows, "float16", empty), torch.float32), rows, rtol=2**-11, atol=0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_wider_precisions_are_kept_as_they_are(dtype: str) -> None:
+    rows = torch.randn(4, 3, dtype=TORCH[dtype])
+    packed, power = pack(rows, dtype, empty)
+    assert power is None
+    assert_close(unpack(packed, power, TORCH[dtype]), rows, rtol=0, atol=0)
+
+
+def test_packing_copies() -> None:
+    rows = torch.ones(2, 2)
+    packed, _ = pack(rows, "float32", empty)
+    rows.zero_()
+    assert_close(packed, torch.ones(2, 2))
