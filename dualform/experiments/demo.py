@@ -13,13 +13,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dualform
+from dualform import plots
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, Digits, load
 from dualform.store import Run
 from dualform.table import Table
@@ -148,6 +152,12 @@ class Explanation:
     top: dict[str, Table]
     totals: dict[str, Table]
 
+    def to_dict(self) -> dict[str, Any]:
+        layers = {
+            name: {"totals": list(self.totals[name].rows()), "top": list(self.top[name].rows())} for name in self.top
+        }
+        return {"index": self.index, "predicted": self.predicted, "true": self.true, "layers": layers}
+
 
 def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = 5) -> list[Explanation]:
     """Ask the memory about test digits; visits to the same training digit are summed."""
@@ -163,6 +173,27 @@ def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], t
         )
         for row, index in enumerate(indices)
     ]
+
+
+def picture(images: Tensor, rows: int | NDArray[Any]) -> NDArray[Any]:
+    """Raw images as pictures: (8, 8), or (rows, 8, 8)."""
+    found: NDArray[Any] = images.numpy()[rows]
+    return found.reshape(*np.shape(rows), *IMAGE_SHAPE)
+
+
+def figure(explanation: Explanation, digits: Digits) -> Any:
+    """A matplotlib figure of one prediction and what is behind it."""
+    subject = plots.Subject(picture(digits.test.raw, explanation.index), explanation.predicted, explanation.true)
+    rows = [
+        plots.LayerRow(layer, top, picture(digits.train.raw, top["id"]), explanation.totals[layer])
+        for layer, top in explanation.top.items()
+    ]
+    question = "Which training digits are behind this prediction?"
+    if explanation.predicted != explanation.true:
+        question = (
+            f"This {explanation.true} was taken for a {explanation.predicted}. Which training digits are behind that?"
+        )
+    return plots.spotlight_figure(subject, rows, title=question)
 
 
 def is_demo(path: Path) -> bool:

@@ -1,0 +1,166 @@
+"""Results for people at a terminal: rich tables, bars and small pictures. No torch, no questions asked."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table as Grid
+from rich.text import Text
+
+from dualform.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dualform.certificate import Certificate
+
+_PICTURE_WIDTH = 12  # of a caption; six of them fit into 80 columns
+_PIPE_WIDTH = 120  # nobody watches: wide enough that no cell is cut
+
+
+def console() -> Console:
+    """Where results go. Names of files and layers are never read as markup."""
+    found = Console(markup=False, highlight=False)
+    return found if found.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH)
+
+
+@contextmanager
+def progress(out: Console, what: str, total: int) -> "Iterator[Callable[[int], None]]":
+    """A bar to be told each finished step; silent unless a person is watching."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda step: bar.update(task, completed=step + 1)
+
+
+@contextmanager
+def busy(out: Console, what: str) -> "Iterator[Callable[[str], None]]":
+    """A spinner for work that can say what it is at; silent unless a person is watching."""
+    if not out.is_terminal:
+        yield lambda name: None
+        return
+    with out.status(what) as status:
+        yield lambda name: status.update(f"{what}: {name}")
+
+
+def facts(lines: Mapping[str, str]) -> Grid:
+    """Names and what they stand for, one a line."""
+    grid = Grid.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in lines.items():
+        grid.add_row(name, value)
+    return grid
+
+
+def table(content: Table, title: str) -> Grid:
+    """A table of results, all of its rows."""
+    names = _worth_showing(content)
+    grid = _grid(title)
+    for name in names:
+        grid.add_column(name, justify="right")
+    for row in content.rows():
+        grid.add_row(*(_cell(row[name]) for name in names))
+    return grid
+
+
+def bars(totals: Table, title: str, width: int = 30) -> Grid:
+    """Totals per group, each with a bar; bars of negative totals are hollow."""
+    names = _worth_showing(totals)
+    grid = _grid(title)
+    for name in names:
+        grid.add_column(name, justify="right")
+    grid.add_column("")
+    largest = max(np.abs(totals["total"]).max(initial=0), 1e-300)
+    for row in totals.rows():
+        bar = ("█" if row["total"] >= 0 else "░") * round(width * abs(row["total"]) / largest)
+        grid.add_row(*(_cell(row[name]) for name in names), bar)
+    return grid
+
+
+def _worth_showing(content: Table) -> list[str]:
+    """All columns; the number of the query only where there are several, such as the tokens of a text."""
+    several = len(np.unique(content["query"])) > 1
+    return [name for name in content.columns if several or name != "query"]
+
+
+def side_by_side(totals: Mapping[str, Table], by: str, styles: Mapping[Any, str]) -> Grid:
+    """Totals of several layers, a layer a row and a group a column; styled groups stand out."""
+    grid = _grid("attention per class, in thousands")
+    grid.add_column("layer", style="bold", no_wrap=True)
+    for group in next(iter(totals.values()))[by].tolist():
+        grid.add_column(str(group), justify="right", style=styles.get(group), header_style=styles.get(group))
+    for layer, content in totals.items():
+        grid.add_row(layer, *(f"{total / 1000:,.0f}" for total in content["total"]))
+    return grid
+
+
+def certificate(found: "Certificate") -> Iterator[Any]:
+    """The headline, a row a parameter, and what the certificate covers."""
+    yield Text(found.headline, style="bold green" if found.ok else "bold red")
+    content = found.to_dict()
+    if content["layers"]:
+        grid = _grid("")
+        for name, justify in {"parameter": "left", "relative error": "right", "": "left"}.items():
+            grid.add_column(name, justify=justify)  # type: ignore[arg-type]
+        for layer in content["layers"].values():
+            for name, facts in layer["parameters"].items():
+                verdict = facts["note"] or ("ok" if layer["ok"] else "layer NOT EXACT")
+                grid.add_row(name, f"{facts['relative_error']:.1e}", verdict)
+        yield grid
+    yield (
+        f"{found.steps_certified:,} of {found.steps:,} steps certified, {found.steps_audited:,} audited while recording"
+        f" (residual {found.worst_residual:.1e} at worst)"
+    )
+    if found.unread:
+        yield Text(f"not read: {found.unread}", style="red")
+
+
+def pictures(images: Iterable[NDArray[Any]], captions: Iterable[str], colour: bool) -> Grid:
+    """Small images in a row, each with its caption below."""
+    grid = Grid.grid(padding=(0, 1))
+    images = list(images)
+    for _ in images:
+        grid.add_column(min_width=_PICTURE_WIDTH)  # the same in every row of pictures, so that rows line up
+    grid.add_row(*(half_blocks(image, colour) for image in images))
+    grid.add_row(*captions)
+    return grid
+
+
+def half_blocks(image: NDArray[Any], colour: bool) -> Text:
+    """Two pixels a character, one above the other: in shades of grey or, without colour, ink or no ink."""
+    ink = image.astype(float) / max(image.max(), 1e-300)  # (height, width), more is darker
+    if len(ink) % 2:
+        ink = np.vstack([ink, np.zeros((1, ink.shape[1]))])
+    text = Text()
+    for row in range(0, len(ink), 2):
+        for upper, lower in zip(ink[row], ink[row + 1], strict=True):
+            text.append(*_pixel_pair(upper, lower, colour))
+        text.append("\n")
+    text.right_crop()
+    return text
+
+
+def _pixel_pair(upper: float, lower: float, colour: bool) -> tuple[str, str]:
+    if colour:
+        return "▀", f"{_grey(upper)} on {_grey(lower)}"
+    return " ▀▄█"[(upper > 0.5) + 2 * (lower > 0.5)], ""
+
+
+def _grey(ink: float) -> str:
+    level = round(255 * (1 - ink))
+    return f"rgb({level},{level},{level})"
+
+
+def _grid(title: str) -> Grid:
+    return Grid(title=title or None, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
+
+
+def _cell(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
