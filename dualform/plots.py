@@ -65,8 +65,7 @@ def _figure(width: float, height: float) -> "Figure":
         from matplotlib.layout_engine import ConstrainedLayoutEngine
     except ImportError:
         raise MissingExtra("matplotlib", "plot") from None
-    margin = 0.1 / width, 0.1 / height  # of 0.1 inch, as shares of the figure
-    layout = ConstrainedLayoutEngine(rect=(*margin, 1 - 2 * margin[0], 1 - 2 * margin[1]))
+    layout = ConstrainedLayoutEngine(w_pad=0.06, h_pad=0.08)  # inches
     return Figure(figsize=(width, height), layout=layout, dpi=150)
 
 
@@ -152,9 +151,8 @@ def spotlight_figure(
 ) -> "Figure":
     """One input, and per layer its top training images and its attention per class."""
     shown = max(len(row.top) for row in rows)
-    height = 1.15 + 1.7 * len(rows)
-    figure = _figure(5.4 + 1.02 * shown, height)
-    figure.suptitle(title, y=1 - 0.1 / height, fontsize=15, fontweight="bold", color=_INK)
+    figure = _figure(5.4 + 1.02 * shown, 1.1 + 1.7 * len(rows))
+    figure.suptitle(title, fontsize=15, fontweight="bold", color=_INK)
     figure.supxlabel(_CAPTION, fontsize=8.5, color=_FAINT)
     left, middle, right = figure.subfigures(1, 3, width_ratios=[2.0, 0.35 + 1.02 * shown, 3.05], squeeze=False)[0]
     _draw_subject(left, subject)

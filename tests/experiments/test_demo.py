@@ -1,0 +1,129 @@
+"""The demo, with few steps: from data to figures."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import dualform
+from dualform.cli import app
+from dualform.datasets import digits
+from dualform.errors import MissingExtra
+from dualform.experiments import demo
+
+STEPS = "20"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The demo writes to runs/demo of the current directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_digits_are_split_and_standardised_by_the_training_set() -> None:
+    data = digits.load()
+    assert data.train.images.shape == (1437, 64)
+    assert data.test.images.shape == (360, 64)
+    assert data.train.images.dtype == torch.float32
+    assert data.train.labels.dtype == torch.int64
+    torch.testing.assert_close(data.train.images.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
+    torch.testing.assert_close(data.train.images.std(), torch.tensor(1.0))
+    assert int(data.test.raw.max()) == 16
+    torch.testing.assert_close(digits.load().test.images, data.test.images)
+
+
+def test_missing_scikit_learn_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    with pytest.raises(MissingExtra, match=r"pip install 'dualform\[demo\]'"):
+        digits.load()
+
+
+def test_training_repeats_itself_and_leaves_global_state_alone(tmp_path: Path) -> None:
+    state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    once, again = (demo.train(tmp_path / name, steps=5) for name in ("once", "again"))
+    for one, other in zip(once.model.parameters(), again.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    torch.testing.assert_close(torch.random.get_rng_state(), state)
+    assert torch.get_num_threads() == threads
+
+
+def test_a_run_knows_its_model_and_inputs(tmp_path: Path) -> None:
+    trained = demo.train(tmp_path / "run", steps=5)
+    memory = dualform.load(tmp_path / "run")
+    assert memory.about["model"] == "dualform.experiments.demo:network"
+    saved = load_file(tmp_path / "run" / memory.about["inputs"])
+    torch.testing.assert_close(saved["inputs"], trained.digits.test.images)
+    torch.testing.assert_close(saved["training_images"], trained.digits.train.raw)
+    assert memory.attend(memory.model(demo.network()), saved["inputs"][:1]).note is None
+
+
+def test_chosen_takes_a_mistake_first_then_new_classes() -> None:
+    labels = torch.tensor([4, 4, 7, 1, 2])
+    assert demo.chosen(torch.tensor([4, 4, 1, 1, 2]), labels) == [2, 0, 3]
+    assert demo.chosen(labels, labels) == [0, 2, 3]
+    assert demo.chosen(labels + 1, labels) == [0]
+
+
+def test_every_batch_is_full_and_an_epoch_has_no_digit_twice() -> None:
+    epoch = torch.cat(list(demo._batches(100, 3, seed=0)))
+    assert len(epoch) == 3 * demo.BATCH == len(set(epoch.tolist()))
+
+
+def test_demo_tells_its_story_and_leaves_everything_on_disk(here: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--steps", STEPS])
+    assert result.exit_code == 0, result.output
+    assert result.stderr == ""
+    for words in ("dual = primal", "test accuracy", "hidden1", "predicted", "dualform verify runs/demo", "visits"):
+        assert words in result.stdout
+    for name in ("spotlight.png", "spotlight.pdf", "inputs.safetensors", "manifest.json"):
+        assert (here / "runs/demo" / name).is_file()
+    assert dualform.load("runs/demo").verify().ok
+
+
+def test_demo_as_json_is_one_document(here: Path) -> None:
+    result = CliRunner().invoke(app, ["demo", "--steps", STEPS, "--out", "mine", "--json"])
+    document = json.loads(result.stdout)
+    assert document["certificate"]["ok"]
+    assert 0 <= document["accuracy"] <= 1
+    assert all(Path(file).is_file() for file in document["files"])
+    one = document["digits"][0]
+    assert one["predicted"] != one["true"]  # after so few steps
+    assert len(one["layers"]["output"]["top"]) == 5
+    assert len(one["layers"]["output"]["totals"]) == 10
+
+
+def test_demo_replaces_only_its_own_run_in_its_own_place(here: Path) -> None:
+    assert CliRunner().invoke(app, ["demo", "--steps", "2"]).exit_code == 0
+    assert CliRunner().invoke(app, ["demo", "--steps", "3"]).exit_code == 0
+    assert dualform.load("runs/demo").steps == 3
+    again = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", "mine"])
+    assert again.exit_code == 0
+    refused = CliRunner().invoke(app, ["demo", "--steps", "2", "--out", "mine"])
+    assert refused.exit_code == 1
+    assert "mine is not empty" in refused.stderr
+    assert CliRunner().invoke(app, ["demo", "--steps", "4", "--out", "mine", "--overwrite"]).exit_code == 0
+    assert dualform.load("mine").steps == 4
+
+
+@pytest.mark.parametrize("extra", [[], ["--overwrite"]])
+def test_demo_never_replaces_what_is_not_a_run(here: Path, extra: list[str]) -> None:
+    (here / "runs/demo").mkdir(parents=True)
+    (here / "runs/demo/thesis.txt").write_text("years of work")
+    result = CliRunner().invoke(app, ["demo", "--steps", "2", *extra])
+    assert result.exit_code == 1
+    assert "runs/demo is not empty" in result.stderr
+    assert (here / "runs/demo/thesis.txt").read_text() == "years of work"
+
+
+def test_demo_does_not_replace_a_stranger_in_its_place(here: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with dualform.record(model, torch.optim.SGD(model.parameters(), lr=0.1), "runs/demo"):
+        pass
+    result = CliRunner().invoke(app, ["demo", "--steps", "2"])
+    assert result.exit_code == 1
+    assert "--overwrite" in result.stderr
