@@ -59,7 +59,10 @@ class Explained:
 
 def explain(looks: Sequence[Look], step: int) -> list[Explained]:
     """Explain the gradients of all layers of a step by their backward passes, or raise."""
-    quick = _explain_quickly(looks)
+    if not looks:
+        return []
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is dealt with below
+        quick = _explain_quickly(looks)
     if quick is not None:
         return quick
     numbers = sorted({number for look in looks for number in look.passes})

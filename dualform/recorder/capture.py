@@ -113,6 +113,11 @@ class Captures:
             passes[capture.backward].append(capture)
         return {number: Pass(captures) for number, captures in passes.items()}
 
+    @property
+    def waiting(self) -> bool:
+        """Whether there are passes that no step has taken yet."""
+        return any(self._waiting.values())
+
     def close(self) -> None:
         self._open = False
         self._waiting.clear()
@@ -121,7 +126,7 @@ class Captures:
 
     def _hook(self, layer: str, probe: Probe) -> Callable[..., None]:
         def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            if not (self._open and output.requires_grad):
+            if not (self._open and output.requires_grad and output.numel()):
                 return
             given: Tensor = args[0] if args else kwargs["input"]
             tags = self._tags()
@@ -147,7 +152,6 @@ class Captures:
 
             output.register_hook(on_backward)
 
-        # What torch.compiler.disable sets, without importing the compiler: a compiled model runs the
-        # hook as plain Python between two graphs.
-        on_forward._torchdynamo_disable = True  # type: ignore[attr-defined]
-        return on_forward
+        # A compiled model runs the hook as plain Python between two graphs.
+        disabled: Callable[..., None] = torch.compiler.disable(on_forward)
+        return disabled

@@ -256,7 +256,10 @@ class Recorder:
 
     def _seal(self) -> None:
         assert self._writer is not None
-        self._writer.seal(snapshot(self._model, self._optimizers), done=self._arena.hand_over())
+        give_back = self._arena.hand_over()
+        # Passes that wait for another optimiser's step still lie in these blocks.
+        done = (lambda: None) if self._captures.waiting else give_back
+        self._writer.seal(snapshot(self._model, self._optimizers), done=done)
 
     def _check_tags(self, passes: Iterable[Pass]) -> None:
         for capture in (capture for one in passes for capture in one.captures):

@@ -101,7 +101,7 @@ def tag_column(blocks: list[Array]) -> tuple[Column, list[str] | None]:
 
 
 def _narrow(whole: Array) -> Array:
-    low, high = int(whole.min()), int(whole.max())
+    low, high = int(whole.min(initial=0)), int(whole.max(initial=0))
     for dtype in (np.int8, np.int16, np.int32):
         if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max:
             return whole.astype(dtype)

@@ -76,7 +76,8 @@ class KeyPool:
 
     def _hash(self, keys: NDArray[np.generic], exponents: NDArray[np.int16] | None) -> Hashes:
         """Two sums of words times random multipliers, modulo 2**64: (rows, 2)."""
-        words = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), -1)
+        width = keys.shape[1] * keys.itemsize
+        words = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), width)
         words = np.pad(words, ((0, 0), (0, -words.shape[1] % 8))).view(np.uint64)
         words = words ^ (words >> np.uint64(32))  # so that every bit reaches the low half
         if exponents is not None:

@@ -1,0 +1,433 @@
+"""What a training loop may do and still be recorded exactly."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+import dualform
+from dualform.errors import RecordingError, RunExists, UnknownName
+
+
+def batch(size: int = 6, width: int = 5) -> tuple[Tensor, Tensor]:
+    return torch.randn(size, width, dtype=torch.float64), torch.randint(3, (size,))
+
+
+def network(*middle: nn.Module) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 4), *middle, nn.Linear(4, 3)).double()
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, "momentum": 0.9, **options})
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, size: int = 6) -> None:
+    inputs, targets = batch(size)
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+
+
+def assert_exact(path: Path, model: nn.Module, steps: int) -> dualform.Memory:
+    """The run is certified, and rebuilt weights are the model's."""
+    memory = dualform.load(path)
+    certificate = memory.verify()
+    assert certificate.ok, str(certificate)
+    assert certificate.steps_audited == memory.steps == steps
+    parameters = dict(model.named_parameters())
+    for layer in memory.layers:
+        for name, weight in memory.weights(layer).items():
+            assert_close(weight, parameters[name].detach(), rtol=1e-9, atol=1e-9)
+    return memory
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(1)
+
+
+def record(model: nn.Module, optimizer: Any, path: Path, **options: Any) -> dualform.Recorder:
+    return dualform.record(model, optimizer, path, **{"dtype": "float64", **options})
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(inplace=True), nn.BatchNorm1d(4), nn.Dropout(0.5)])
+def test_common_networks(tmp_path: Path, activation: nn.Module) -> None:
+    """Among them a bias before a BatchNorm, whose gradient is nothing but rounding."""
+    model = network(activation)
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(20):
+            step(model, optimizer)
+    assert_exact(tmp_path / "run", model, 20)
+
+
+def test_batchnorm_in_float16_is_no_false_alarm(tmp_path: Path) -> None:
+    model = network(nn.BatchNorm1d(4)).float()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run", dtype="float16"):
+        for _ in range(50):
+            inputs, targets = batch(16)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs.float()), targets).backward()
+            optimizer.step()
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert certificate.ok, str(certificate)
+    parameters = certificate.to_dict()["layers"]["0"]["parameters"]
+    assert parameters["0.bias"]["note"] == "no net gradient"
+
+
+def test_leading_dimensions_become_slots_and_tags_spread(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        inputs = torch.randn(2, 3, 5, dtype=torch.float64)
+        recorder.tag(sentence=["one", "two"], position=torch.arange(6).reshape(2, 3), column=torch.arange(3)[None])
+        model(inputs).square().sum().backward()
+        optimizer.step()
+    memory = assert_exact(tmp_path / "run", model, 1)
+    table = memory.attend(model, inputs)["0"].top(6).where(query=0)
+    by_slot = sorted(zip(*(table[n].tolist() for n in ("slot", "sentence", "position", "column")), strict=True))
+    assert by_slot == [(i, ["one", "two"][i // 3], i, i % 3) for i in range(6)]
+    assert len(memory.attend(model, inputs, rows=-1)["0"].queries) == 2
+
+
+def test_a_tag_that_could_go_either_way_must_say_so(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with (
+        pytest.raises(RecordingError, match=r"could go with several dimensions of \(4, 4\)"),
+        record(model, optimizer, tmp_path / "run") as recorder,
+    ):
+        recorder.tag(label=torch.arange(4))
+        model(torch.randn(4, 4, 5, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+
+
+def test_a_layer_called_twice_in_a_pass(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4)).double()
+    optimizer = sgd(model, lr=0.01)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(5):
+            optimizer.zero_grad()
+            recorder.tag(part="first")
+            hidden = model(torch.randn(3, 4, dtype=torch.float64)).tanh()
+            recorder.tag(part="second")
+            model(hidden).square().sum().backward()
+            optimizer.step()
+    memory = assert_exact(tmp_path / "run", model, 5)
+    table = memory.attend({"0": torch.ones(1, 4)})["0"].top(100)
+    assert [part for _, part in sorted(zip(table["slot"].tolist(), table["part"].tolist(), strict=True))][:6] == [
+        *["first"] * 3,
+        *["second"] * 3,
+    ]
+
+
+def test_evaluation_in_between_is_not_recorded(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(4):
+            inputs, targets = batch()
+            recorder.tag(label=targets)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            with torch.no_grad():
+                model(torch.randn(100, 5, dtype=torch.float64))
+            model(torch.randn(7, 5, dtype=torch.float64))  # with gradients, but never followed back
+            saliency = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+            torch.autograd.grad(model(saliency).sum(), saliency)  # followed back, but not into the weights
+    assert assert_exact(tmp_path / "run", model, 4).slots("0") == 24
+
+
+def test_an_empty_batch(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for size in (0, 3, 0):
+            recorder.tag(label=torch.zeros(size, dtype=torch.int64), task="a")
+            optimizer.zero_grad()
+            model(torch.randn(size, 5, dtype=torch.float64)).sum().backward()
+            optimizer.step()
+            recorder.sync()
+    assert assert_exact(tmp_path / "run", model, 3).slots("2") == 3
+
+
+def test_two_optimisers_that_take_turns(tmp_path: Path) -> None:
+    generator, critic = nn.Linear(2, 3).double(), nn.Linear(3, 1).double()
+    model = nn.ModuleDict({"generator": generator, "critic": critic})
+    first, second = sgd(generator, lr=0.01), sgd(critic, lr=0.01, momentum=0.0)
+    with record(model, [first, second], tmp_path / "run"):
+        for _ in range(6):
+            noise = torch.randn(4, 2, dtype=torch.float64)
+            second.zero_grad()
+            (
+                critic(generator(noise).detach()).mean() - critic(torch.randn(4, 3, dtype=torch.float64)).mean()
+            ).backward()
+            second.step()
+            first.zero_grad()
+            critic(generator(noise)).mean().backward()  # goes through the critic too, which is zeroed later
+            first.step()
+    assert_exact(tmp_path / "run", model, 12)
+
+
+def test_memory_of_slots_that_wait_for_their_optimiser_is_not_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dualform.recorder.recorder.chapter_bytes", lambda state: 1)  # every step seals
+    model = network(nn.ReLU())
+    body, head = sgd(model[0]), sgd(model[2])
+    with record(model, [body, head], tmp_path / "run") as recorder:
+        for _ in range(5):
+            inputs, targets = batch()
+            body.zero_grad()
+            head.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            body.step()
+            recorder.sync()
+            assert not recorder._arena._free  # the head's slots still lie in the body's chapter's memory
+            head.step()
+        step(model[:1], body)
+        recorder.sync()
+        assert recorder._arena._free
+    assert_exact(tmp_path / "run", model, 11)
+
+
+def test_a_closure_and_an_unscaled_gradient(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            inputs, targets = batch()
+
+            def closure(inputs: Tensor = inputs, targets: Tensor = targets) -> Tensor:
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(inputs), targets)
+                (loss * 1024).backward()
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter.grad /= 1024
+                return loss
+
+            optimizer.step(closure)
+    assert_exact(tmp_path / "run", model, 3)
+
+
+def test_a_skipped_step_with_infinite_gradients_leaves_no_trace(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+        (model(batch()[0]) * float("inf")).sum().backward()  # a loss scaler would skip this step
+        optimizer.zero_grad()
+        step(model, optimizer)
+    assert assert_exact(tmp_path / "run", model, 2).slots("0") == 12
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_activations(tmp_path: Path, reentrant: bool) -> None:
+    model = network(nn.Tanh())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            hidden = checkpoint(model[:2], inputs.requires_grad_(), use_reentrant=reentrant)
+            F.cross_entropy(model[2](hidden), targets).backward()
+            optimizer.step()
+    assert assert_exact(tmp_path / "run", model, 3).slots("0") == 18
+
+
+def test_a_batch_buffer_that_is_filled_anew(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    buffer = torch.empty(6, 5, dtype=torch.float64)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            for _ in range(2):
+                inputs, targets = batch()
+                buffer.copy_(inputs)
+                F.cross_entropy(model(buffer), targets).backward()
+            optimizer.step()
+    assert_exact(tmp_path / "run", model, 3)
+
+
+def test_autocast_is_bounded_by_its_precision(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    optimizer = sgd(model, lr=0.01)
+    with record(model, optimizer, tmp_path / "run", dtype="float32"):
+        for _ in range(10):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(torch.randn(16, 32)).float().square().mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+    memory = dualform.load(tmp_path / "run")
+    assert memory.verify().relative_error < 2e-2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
+def test_a_compiled_model(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    compiled = torch.compile(model, backend="eager")
+    assert isinstance(compiled, nn.Module)
+    optimizer = sgd(compiled)
+    with record(compiled, optimizer, tmp_path / "run") as recorder:
+        for _ in range(3):
+            step(compiled, optimizer)
+        assert recorder.layers == ["0", "2"]
+    assert_exact(tmp_path / "run", model, 3)
+
+
+def test_recording_changes_neither_the_model_nor_its_random_numbers(tmp_path: Path) -> None:
+    def run(recorded: bool) -> tuple[dict[str, Tensor], Tensor]:
+        torch.manual_seed(5)
+        model = network(nn.Dropout(0.3))
+        optimizer = sgd(model)
+        if recorded:
+            with record(model, optimizer, tmp_path / "run"):
+                for _ in range(4):
+                    step(model, optimizer)
+        else:
+            for _ in range(4):
+                step(model, optimizer)
+        hooks = [*model[0]._forward_hooks, *optimizer._optimizer_step_post_hooks, *optimizer._optimizer_step_pre_hooks]
+        assert not hooks
+        return dict(model.state_dict()), torch.rand(3)
+
+    plain, recorded = run(False), run(True)
+    assert_close(plain[0], recorded[0], rtol=0, atol=0)
+    assert_close(plain[1], recorded[1], rtol=0, atol=0)
+
+
+def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> None:
+    class Everything(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = nn.Linear(4, 4)
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.tied = nn.Linear(4, 4)
+            self.twin = nn.Linear(4, 4)
+            self.twin.weight = self.tied.weight
+            self.attention = nn.MultiheadAttention(4, 2)
+            self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+            self.left_out = nn.Linear(4, 4)
+
+    model = Everything()
+    kept = [p for n, p in model.named_parameters() if not n.startswith("left_out")]
+    recorder = dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "run")
+    assert recorder.layers == ["plain"]
+    assert {name: reason.split()[-1] for name, reason in recorder.skipped.items()} == {
+        "frozen": "frozen",
+        "tied": "module's",
+        "twin": "module's",
+        "attention.out_proj": "it",
+        "normed": "trained",
+        "left_out": "optimiser",
+    }
+    with pytest.warns(UserWarning, match="does not record frozen: its weight is frozen"), recorder:
+        pass
+    with pytest.raises(RecordingError, match="'frozen' cannot be recorded: its weight is frozen"):
+        dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "other", layers=["plain", "frozen"])
+
+
+def test_layers_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    assert dualform.record(model, sgd(model), tmp_path / "a", layers="2").layers == ["2"]
+    assert dualform.record(model, sgd(model), tmp_path / "b", layers=["*"]).layers == ["0", "2"]
+    with pytest.raises(UnknownName, match="no linear layer 'head'; there is '0', '2'"):
+        dualform.record(model, sgd(model), tmp_path / "c", layers="head")
+
+
+def test_part_of_a_model_is_recorded_and_the_rest_keeps_its_values(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    optimizer = sgd(model)
+    inputs, _ = batch()
+    with record(model, optimizer, tmp_path / "run", layers="2") as recorder:
+        for _ in range(3):
+            step(model, optimizer)
+        recorder.sync()
+        model.eval()
+        middle = model(inputs).detach()
+        model.train()
+        for _ in range(3):
+            step(model, optimizer)
+    memory = assert_exact(tmp_path / "run", model, 6)
+    assert memory.unrecorded == ["0.bias", "0.weight", "1.bias", "1.weight"]
+    fresh = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double().eval()
+    assert_close(memory.until(3).model(fresh)(inputs).detach(), middle)
+    assert_close(memory.model(fresh)(inputs), model.eval()(inputs))
+
+
+def test_estimate_is_what_the_run_takes(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(50, 60), nn.ReLU(), nn.Linear(60, 40))
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run", dtype="float16") as recorder:
+        estimate = recorder.estimate(steps=50, batch=100)
+        for _ in range(50):
+            optimizer.zero_grad()
+            model(torch.randn(100, 50)).square().mean().backward()
+            optimizer.step()
+    size = sum(file.stat().st_size for file in (tmp_path / "run").iterdir())
+    assert estimate.nbytes == pytest.approx(size, rel=0.1)
+    assert str(estimate).endswith("GB")
+
+
+def test_repeated_keys_are_stored_once(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    inputs, targets = batch(50)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for i in range(12):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            if i % 5 == 4:
+                recorder.sync()
+    memory = assert_exact(tmp_path / "run", model, 12)
+    assert memory.slots("0") == 600
+    stored = sum(len(shard["slots/0/keys"]) for _, shard in memory._run.chapters())
+    assert stored == 50
+
+
+def test_a_run_is_not_overwritten_unless_told(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+    with pytest.raises(RunExists, match="already holds a run"), record(model, optimizer, tmp_path / "run"):
+        pass
+    with record(model, optimizer, tmp_path / "run", overwrite=True):
+        step(model, optimizer)
+        step(model, optimizer)
+    assert dualform.load(tmp_path / "run").steps == 2
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(RunExists, match="not a dualform run"):
+        record(model, optimizer, tmp_path / "mine", overwrite=True).__enter__()
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years of work"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_leaving_by_an_exception_leaves_a_run_that_opens(tmp_path: Path, error: type[BaseException]) -> None:
+    model = network()
+    optimizer = sgd(model)
+
+    def interrupted() -> None:
+        with record(model, optimizer, tmp_path / "run"):
+            step(model, optimizer)
+            step(model, optimizer)
+            raise error
+
+    with pytest.raises(error):
+        interrupted()
+    assert not model[0]._forward_hooks
+    memory = assert_exact(tmp_path / "run", model, 2)
+    assert f"ended by {error.__name__}" in repr(memory)

@@ -1,0 +1,190 @@
+"""Runs on disk: their longest valid prefix, foreign and damaged files, the pinned format."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file
+from torch import nn
+
+import dualform
+from dualform.errors import RunError, RunExists
+from dualform.store import Run
+from tests.recorder.test_recorder import network, record, sgd, step
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Three chapters of two steps each, and the state the run began with."""
+    torch.manual_seed(0)
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for chapter in range(3):
+            for _ in range(2):
+                recorder.tag(id=torch.arange(6) + chapter, task="a" if chapter else "b")
+                step(model, optimizer)
+            recorder.sync()
+    return tmp_path / "run"
+
+
+def shard(run: Path, index: int) -> Path:
+    return run / f"shard-{index:06d}.safetensors"
+
+
+def test_a_run_is_files_anyone_can_read(run: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    assert manifest["format"] == "dualform"
+    assert manifest["version"] == 1
+    assert [layer["name"] for layer in manifest["layers"]] == ["0", "2"]
+    tensors = load_file(shard(run, 1))
+    assert sorted(tensors) == sorted([
+        "audit/0", "audit/2", "ledger/0.bias", "ledger/0.weight", "ledger/2.bias", "ledger/2.weight",
+        *(f"slots/{layer}/{column}" for layer in "02" for column in ("factors", "keys", "pass_rows", "pass_step", "values")),
+        "slots/0/key_index",
+        *(f"state/parameters/{layer}.{part}" for layer in "02" for part in ("weight", "bias")),
+        *(f"state/optimizers/0/{layer}.{part}/momentum_buffer" for layer in "02" for part in ("weight", "bias")),
+        *(f"tags/{layer}/{tag}" for layer in "02" for tag in ("id", "task")),
+    ])  # fmt: skip
+    assert tensors["slots/0/values"].shape == (12, 4)
+    assert tensors["tags/0/id"].dtype == np.int8
+    with safe_open(shard(run, 1), framework="np") as file:
+        info = json.loads(file.metadata()["dualform"])
+    assert (info["first_step"], info["last_step"], info["ended"]) == (0, 2, None)
+    assert info["strings"]["0/task"] == ["b"]
+
+
+def test_the_gradient_can_be_rebuilt_with_nothing_but_numpy(run: Path) -> None:
+    """What docs/format.md promises: W_2 = W_0 + sum of coefficients times E^T X."""
+    birth, chapter = load_file(shard(run, 0)), load_file(shard(run, 1))
+    keys = chapter["slots/0/keys"][chapter["slots/0/key_index"]]
+    weighted = chapter["slots/0/values"] * np.repeat(
+        chapter["slots/0/factors"][:, :1], chapter["slots/0/pass_rows"], axis=0
+    )
+    step_of_slot = np.repeat(chapter["slots/0/pass_step"], chapter["slots/0/pass_rows"])
+    lr, momentum = chapter["ledger/0.weight"][0, 1:3]
+    weight, velocity = birth["state/parameters/0.weight"].copy(), 0.0
+    for number in (0, 1):
+        chosen = step_of_slot == number
+        velocity = momentum * velocity + weighted[chosen].T @ keys[chosen]
+        weight -= lr * velocity
+    np.testing.assert_allclose(weight, chapter["state/parameters/0.weight"], atol=1e-12)
+
+
+@pytest.mark.parametrize("lost", [1, 2, 3, 4])
+def test_the_longest_valid_prefix_opens(run: Path, lost: int) -> None:
+    shard(run, lost).unlink()
+    memory = dualform.load(run)
+    assert memory.steps == 2 * min(lost - 1, 3)
+    assert "not closed" in repr(memory)
+    certificate = memory.verify()
+    assert certificate.steps_certified == memory.steps
+    assert certificate.relative_error < 1e-9
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_a_shard_cut_short_ends_the_prefix(run: Path, keep: int) -> None:
+    content = shard(run, 2).read_bytes()
+    shard(run, 2).write_bytes(content[:keep])
+    memory = dualform.load(run)
+    assert memory.steps == 2
+    assert "shard-000002" in repr(memory)
+    assert not memory.verify().ok
+
+
+def test_a_changed_byte_is_found_by_verify(run: Path) -> None:
+    content = bytearray(shard(run, 2).read_bytes())
+    content[-1] ^= 1
+    shard(run, 2).write_bytes(content)
+    with pytest.raises(RunError, match=r"shard-000002.safetensors is damaged: the checksum of .* does not fit"):
+        dualform.load(run).verify()
+
+
+def test_a_changed_header_is_found_at_once(run: Path) -> None:
+    content = shard(run, 2).read_bytes()
+    at = content.index(b'"pass_') if b'"pass_' in content else content.index(b"first_step")
+    shard(run, 2).write_bytes(
+        content[:at] + content[at : at + 40].replace(b"first_step", b"First_step") + content[at + 40 :]
+    )
+    assert Run(run).steps == 2
+
+
+def test_a_shard_of_another_run_ends_the_prefix(run: Path, tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "other") as recorder:
+        for _ in range(2):
+            step(model, optimizer)
+            recorder.sync()
+    shard(run, 2).write_bytes(shard(tmp_path / "other", 2).read_bytes())
+    opened = Run(run)
+    assert opened.steps == 2
+    assert opened.unread is not None
+    assert "another run" in opened.unread
+
+
+def test_what_is_not_a_run_says_so(tmp_path: Path, run: Path) -> None:
+    with pytest.raises(RunError, match="no such directory"):
+        dualform.load(tmp_path / "nowhere")
+    (tmp_path / "foreign").mkdir()
+    with pytest.raises(RunError, match="is not a dualform run: it has no manifest.json"):
+        dualform.load(tmp_path / "foreign")
+    manifest = run / "manifest.json"
+    content = manifest.read_text()
+    for text, message in [
+        ("", "not valid JSON"),
+        ("[]", "not the manifest of a dualform run"),
+        ('{"format": "dualform", "version": 2}', "format version 2, this dualform reads 1: upgrade"),
+        (content.replace("float64", "float32", 1), "damaged or edited"),
+    ]:
+        manifest.write_text(text)
+        with pytest.raises(RunError, match=message):
+            dualform.load(run)
+    manifest.write_text(content)
+    shard(run, 0).unlink()
+    with pytest.raises(RunError, match="no readable shard"):
+        dualform.load(run)
+
+
+def test_reading_while_recording_and_a_second_writer(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        step(model, optimizer)
+        recorder.sync()
+        step(model, optimizer)
+        assert dualform.load(tmp_path / "run").verify().relative_error < 1e-9
+        assert dualform.load(tmp_path / "run").steps == 1
+        with pytest.raises(RunExists, match="another process is recording"):
+            record(model, sgd(model), tmp_path / "run", overwrite=True).__enter__()
+    assert dualform.load(tmp_path / "run").steps == 2
+
+
+def test_a_killed_process_leaves_what_was_sealed(tmp_path: Path) -> None:
+    script = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.recorder.test_recorder import network, record, sgd, step
+model = network(); optimizer = sgd(model)
+with record(model, optimizer, {str(tmp_path / "run")!r}) as recorder:
+    step(model, optimizer); recorder.sync(); step(model, optimizer)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script], check=False)
+    memory = dualform.load(tmp_path / "run")
+    assert memory.steps == 1
+    assert memory.verify().ok
+    assert "not closed" in repr(memory)
+    model = network()
+    with record(model, sgd(model), tmp_path / "run", overwrite=True):  # the lock died with its process
+        pass
+
+
+def test_opening_a_run_needs_no_torch(run: Path) -> None:
+    script = f"import sys; from dualform.store import Run; Run({str(run)!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)
