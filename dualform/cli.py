@@ -292,36 +292,23 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train a small network on handwritten digits, and see what is behind its predictions. Takes seconds."""
-    import dualform
-    from dualform import plots, terminal
+    from dualform import terminal
     from dualform.experiments import demo as experiment
 
-    plots.require()
     _check_free(out, overwrite)
     screen = terminal.console()
     with terminal.progress(_quiet(screen, as_json), "training", steps) as done:
-        trained = experiment.train(out, steps=steps, overwrite=True, progress=done)
-    memory = dualform.load(out)
-    certificate = memory.verify()
-    picked = experiment.chosen(trained.predictions, trained.digits.test.labels)
-    explanations = experiment.explain(memory, trained, picked)
-    figures = [experiment.figure(one, trained.digits) for one in explanations]
-    figures[0].savefig(out / "spotlight.png")
-    plots.save_pages(figures, out / "spotlight.pdf")
+        outcome = experiment.run(out, steps=steps, overwrite=True, progress=done)
     if as_json:
-        _print_json({
-            "run": str(out),
-            "accuracy": trained.accuracy,
-            "certificate": certificate.to_dict(),
-            "digits": [one.to_dict() for one in explanations],
-            "files": [str(out / name) for name in ("spotlight.png", "spotlight.pdf", experiment.INPUTS)],
-        })  # fmt: skip
-        return
-    screen.print(f"trained for {steps:,} steps, test accuracy {trained.accuracy:.1%}\n", style="bold")
-    screen.print(*terminal.certificate(certificate), sep="\n")
-    for one in explanations:
-        _tell(screen, one, trained)
-    screen.print(_farewell(out))
+        _print_json(outcome.to_dict())
+    else:
+        screen.print(f"trained for {steps:,} steps, test accuracy {outcome.trained.accuracy:.1%}\n", style="bold")
+        screen.print(*terminal.certificate(outcome.certificate), sep="\n")
+        for one in outcome.explanations:
+            _tell(screen, one, outcome.trained)
+        screen.print(_farewell(out))
+    if not outcome.certificate.ok:
+        raise typer.Exit(1)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
@@ -338,20 +325,16 @@ def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> Non
     from dualform import terminal
     from dualform.experiments.demo import picture
 
-    right = explanation.predicted == explanation.true
-    styles = {explanation.true: "bold red", explanation.predicted: "bold green" if right else "bold blue"}
-    out.print(
-        f"\ntest digit {explanation.index}: predicted {explanation.predicted}, true {explanation.true}", style="bold"
-    )
+    predicted, true = explanation.predicted, explanation.true
+    styles = {true: "bold red", predicted: "bold green" if predicted == true else "bold blue"}
+    out.print(f"\ntest digit {explanation.index}: predicted {predicted}, true {true}", style="bold")
     out.print(terminal.side_by_side(explanation.totals, "label", styles), "")
     test, training = trained.digits.test.raw, trained.digits.train.raw
     for layer, top in explanation.top.items():
-        captions = [
-            f"{row['label']} (id {row['id']})\n{row['score']:,.0f}\n{row['visits']} visits" for row in top.rows()
-        ]
         images = [picture(test, explanation.index), *picture(training, top["id"])]
+        below = [f"{row['label']} (id {row['id']})\n{row['score']:,.0f}\n{row['visits']} visits" for row in top.rows()]
         out.print(f"{layer}: the training digits with the highest attention")
-        out.print(terminal.pictures(images, ["test digit", *captions], colour=out.color_system is not None), "")
+        out.print(terminal.pictures(out, images, ["test digit", *below]), "")
 
 
 def _farewell(out: Path) -> str:

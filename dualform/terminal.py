@@ -1,6 +1,6 @@
 """Results for people at a terminal: rich tables, bars and small pictures. No torch, no questions asked."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -120,14 +120,14 @@ def certificate(found: "Certificate") -> Iterator[Any]:
         yield Text(f"not read: {found.unread}", style="red")
 
 
-def pictures(images: Iterable[NDArray[Any]], captions: Iterable[str], colour: bool) -> Grid:
-    """Small images in a row, each with its caption below."""
+def pictures(out: Console, images: Sequence[NDArray[Any]], captions: Sequence[str]) -> Grid:
+    """Small images in a row, each with its caption below; as many as are not cut off."""
+    fitting = max(1, out.width // (_PICTURE_WIDTH + 1))
     grid = Grid.grid(padding=(0, 1))
-    images = list(images)
-    for _ in images:
+    for _ in images[:fitting]:
         grid.add_column(min_width=_PICTURE_WIDTH)  # the same in every row of pictures, so that rows line up
-    grid.add_row(*(half_blocks(image, colour) for image in images))
-    grid.add_row(*captions)
+    grid.add_row(*(half_blocks(image, out.color_system is not None) for image in images[:fitting]))
+    grid.add_row(*captions[:fitting])
     return grid
 
 

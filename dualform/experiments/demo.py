@@ -1,9 +1,8 @@
 """The demo: train a small network on handwritten digits, and ask what is behind its predictions.
 
-    trained = train("runs/demo")
-    memory = dualform.load("runs/demo")
-    picked = chosen(trained.predictions, trained.digits.test.labels)
-    explanations = explain(memory, trained, picked)
+    outcome = run("runs/demo")
+    outcome.certificate, outcome.trained.accuracy
+    outcome.explanations[0].top["output"]
 
 Everything it needs comes with the package, and it takes seconds.
 """
@@ -29,7 +28,7 @@ from dualform.store import Run
 from dualform.table import Table
 
 MODEL = "dualform.experiments.demo:network"
-INPUTS = "inputs.safetensors"
+INPUTS, PNG, PDF = "inputs.safetensors", "spotlight.png", "spotlight.pdf"
 STEPS = 1300
 BATCH = 32
 ABOUT = {"model": MODEL, "inputs": INPUTS, "class_names": list(CLASS_NAMES), "image_shape": list(IMAGE_SHAPE)}
@@ -194,6 +193,44 @@ def figure(explanation: Explanation, digits: Digits) -> Any:
             f"This {explanation.true} was taken for a {explanation.predicted}. Which training digits are behind that?"
         )
     return plots.spotlight_figure(subject, rows, title=question)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the demo has to tell."""
+
+    path: Path
+    trained: Trained
+    certificate: dualform.Certificate
+    explanations: list[Explanation]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "run": str(self.path),
+            "accuracy": self.trained.accuracy,
+            "certificate": self.certificate.to_dict(),
+            "digits": [one.to_dict() for one in self.explanations],
+            "files": [str(self.path / name) for name in (PNG, PDF, INPUTS)],
+        }
+
+
+def run(
+    path: str | Path,
+    *,
+    steps: int = STEPS,
+    overwrite: bool = False,
+    progress: Callable[[int], None] = lambda step: None,
+) -> Outcome:
+    """Train, verify, ask about a few test digits, and draw the answers beside the run."""
+    plots.require()
+    path = Path(path)
+    trained = train(path, steps=steps, overwrite=overwrite, progress=progress)
+    memory = dualform.load(path)
+    explanations = explain(memory, trained, chosen(trained.predictions, trained.digits.test.labels))
+    figures = [figure(one, trained.digits) for one in explanations]
+    figures[0].savefig(path / PNG)
+    plots.save_pages(figures, path / PDF)
+    return Outcome(path, trained, memory.verify(), explanations)
 
 
 def is_demo(path: Path) -> bool:
