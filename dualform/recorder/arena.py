@@ -2,6 +2,9 @@
 
 Fresh memory is slow: the system hands it out page by page, zeroed. A run needs a megabyte a step, keeps
 it for a chapter, and then needs it no more; so the blocks of a written chapter serve the next but one.
+
+Each column of the store (a layer's keys, say) has blocks of its own, in which the rows of one step follow
+those of the step before: the writer then has few large pieces to go through, not one for each step.
 """
 
 from collections import deque
@@ -12,7 +15,6 @@ import torch
 from torch import Tensor
 
 _BLOCK = 8 << 20
-_ALIGN = 64
 
 
 class Arena:
@@ -20,19 +22,18 @@ class Arena:
 
     def __init__(self) -> None:
         self._free: deque[Tensor] = deque()  # filled by the writer's thread, emptied by the training's
-        self._blocks: list[Tensor] = []
-        self._room = 0  # bytes left in the last block
+        self._used: list[Tensor] = []
+        self._rest: dict[str, Tensor] = {}  # of each column's last block
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor on the CPU."""
+    def empty(self, column: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """An uninitialised tensor on the CPU, right behind the column's last one if there is room."""
         size = prod(shape) * dtype.itemsize
-        if size > self._room:
-            self._blocks.append(self._block(size))
-            self._room = len(self._blocks[-1])
-        block = self._blocks[-1]
-        start = len(block) - self._room
-        self._room -= -(-size // _ALIGN) * _ALIGN
-        return block[start : start + size].view(dtype).view(shape)
+        rest = self._rest.get(column)
+        if rest is None or len(rest) < size:
+            rest = self._block(size)
+            self._used.append(rest)
+        self._rest[column] = rest[size:]
+        return rest[:size].view(dtype).view(shape)
 
     def _block(self, size: int) -> Tensor:
         if size <= _BLOCK and self._free:
@@ -41,6 +42,6 @@ class Arena:
 
     def hand_over(self) -> Callable[[], None]:
         """Leave what was carved so far to the writer, who calls the result when it is on the disk."""
-        blocks = [block for block in self._blocks if len(block) == _BLOCK]  # outsize ones are not kept
-        self._blocks, self._room = [], 0
+        blocks = [block for block in self._used if len(block) == _BLOCK]  # outsize ones are not kept
+        self._used, self._rest = [], {}
         return lambda: self._free.extend(blocks)

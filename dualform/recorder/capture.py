@@ -95,7 +95,7 @@ class Captures:
         recorded: Sequence[Recorded],
         probes: Sequence[Probe],
         tags: Callable[[], Tags],
-        pack: Callable[[Tensor], Packed],
+        pack: Callable[[Tensor, str], Packed],
     ) -> None:
         self._tags, self._pack = tags, pack
         self._order = count()
@@ -140,8 +140,8 @@ class Captures:
                     capture = Capture(
                         order=order,
                         backward=torch._C._current_graph_task_id(),
-                        keys=self._pack(keys),
-                        values=self._pack(values),
+                        keys=self._pack(keys, f"{layer}/keys"),
+                        values=self._pack(values, f"{layer}/values"),
                         product=probe.of_rows(keys, values),
                         precision=gradient.dtype,
                         tags=tags,

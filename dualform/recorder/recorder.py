@@ -14,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from secrets import randbits, token_hex
 from types import TracebackType
@@ -251,8 +252,8 @@ class Recorder:
 
     # Tags, memory, and the state of the recorder itself
 
-    def _pack(self, rows: Tensor) -> Packed:
-        return Packed(*pack(rows, self._storage.dtype, self._arena.empty))
+    def _pack(self, rows: Tensor, column: str) -> Packed:
+        return Packed(*pack(rows, self._storage.dtype, partial(self._arena.empty, column)))
 
     def _seal(self) -> None:
         assert self._writer is not None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.files import Column
+from dualform.store.files import Column, neighbours_joined
 
 Array = NDArray[Any]
 
@@ -84,10 +84,12 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
         "pass_rows": Column([np.array([len(rows.keys) for _, rows in passes], dtype=np.int64)]),
         "factors": Column([np.stack([rows.factors for _, rows in passes])]),
     }
-    for name in ("values", "value_exponent"):
-        blocks = [getattr(rows, name) for _, rows in passes]
-        if blocks[0] is not None:
-            columns[name] = Column(blocks)
+    values = [rows.values for _, rows in passes if rows.values is not None]
+    exponents = [rows.value_exponent for _, rows in passes if rows.value_exponent is not None]
+    if values:
+        columns["values"] = Column(neighbours_joined(values))
+    if exponents:
+        columns["value_exponent"] = Column([np.concatenate(exponents)])
     return {f"slots/{layer}/{name}": column for name, column in columns.items()}
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dualform.errors import RunExists, StorageError
@@ -46,6 +47,27 @@ class Column:
     @property
     def nbytes(self) -> int:
         return sum(block.nbytes for block in self.blocks)
+
+
+def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
+    """The same rows in fewer blocks: those that follow one another in memory become one, uncopied.
+
+    The result is good for as long as the blocks are.
+    """
+    runs: list[tuple[Array, int]] = []  # a first block, and the rows from there on
+    end = None
+    for block in blocks:
+        start = block.__array_interface__["data"][0]
+        if start == end and block.flags.c_contiguous:
+            first, rows = runs.pop()
+            runs.append((first, rows + len(block)))
+        else:
+            runs.append((block, len(block)))
+        end = start + block.nbytes
+    return [
+        block if len(block) == rows else as_strided(block, (rows, *block.shape[1:]), writeable=False)
+        for block, rows in runs
+    ]
 
 
 def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:

@@ -7,15 +7,19 @@ billions; everything is done on whole arrays, since a Python loop in the backgro
 training.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.chapter import Rows
-from dualform.store.files import Column
+from dualform.store.files import Column, neighbours_joined
 
 _MOST = 1 << 20  # rows remembered per layer, 24 MB; beyond it only if repeats are common
 _RARE = 1 / 8  # share of repeats below which a full table is given up
+_PIECE = 1 << 20  # bytes hashed at a time
 
+Array = NDArray[Any]
 Index = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
 
@@ -33,24 +37,26 @@ class KeyPool:
 
     def columns(self, layer: str, passes: list[Rows]) -> dict[str, Column]:
         """The columns for the keys of these passes; keys not worth comparing are stored as they are."""
-        prefix = f"slots/{layer}"
-        keys = [rows.keys for rows in passes]
+        keys = neighbours_joined([rows.keys for rows in passes])
         exponents = [rows.key_exponent for rows in passes if rows.key_exponent is not None]
+        columns = {"key_exponent": np.concatenate(exponents)} if exponents else {}
         if not self._open or not all(rows.may_repeat for rows in passes):
             self._stored += sum(map(len, keys))
-            columns = {f"{prefix}/keys": Column(keys)}
-            return columns | ({f"{prefix}/key_exponent": Column(exponents)} if exponents else {})
-        all_keys = np.concatenate(keys)
-        all_exponents = np.concatenate(exponents) if exponents else None
-        new, index = self._find(self._hash(all_keys, all_exponents))
-        columns = {f"{prefix}/keys": Column([all_keys[new]]), f"{prefix}/key_index": Column([index])}
-        if all_exponents is not None:
-            columns[f"{prefix}/key_exponent"] = Column([all_exponents[new]])
-        return columns
+        else:
+            new, columns["key_index"] = self._find(self._hash(keys, columns.get("key_exponent")))
+            keys = _chosen(keys, new)
+            if exponents:
+                columns["key_exponent"] = columns["key_exponent"][new]
+        found = {"keys": Column(keys), **{name: Column([array]) for name, array in columns.items()}}
+        return {f"slots/{layer}/{name}": column for name, column in found.items()}
 
     def _find(self, hashes: Hashes) -> tuple[Index, Index]:
-        """Which of the rows are new, and for each the number of its stored row."""
-        unique, first, inverse = np.unique(hashes, axis=0, return_index=True, return_inverse=True)
+        """Which of the rows are new, and for each row the number of its stored one."""
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        ordered = hashes[order]
+        differs = np.ones(len(order), dtype=bool)  # from the one before
+        differs[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        unique, first = ordered[differs], order[differs]
         place = np.searchsorted(self._seen[:, 0], unique[:, 0])
         inside = np.minimum(place, max(len(self._seen) - 1, 0))
         known = (self._seen[inside] == unique).all(axis=1) if len(self._seen) else np.zeros(len(unique), bool)
@@ -62,7 +68,9 @@ class KeyPool:
         self._stored += len(fresh)
         self._slots += len(hashes)
         self._remember(unique[fresh], row[fresh])
-        return first[fresh], row[inverse.reshape(-1)]
+        index = np.empty(len(hashes), dtype=np.int64)
+        index[order] = row[np.cumsum(differs) - 1]
+        return first[fresh], index
 
     def _remember(self, hashes: Hashes, rows: Index) -> None:
         if len(self._seen) >= _MOST and self._stored > (1 - _RARE) * self._slots:
@@ -74,16 +82,38 @@ class KeyPool:
         order = np.argsort(seen[:, 0], kind="stable")
         self._seen, self._row = seen[order], row[order]
 
-    def _hash(self, keys: NDArray[np.generic], exponents: NDArray[np.int16] | None) -> Hashes:
+    def _hash(self, keys: list[Array], exponents: Array | None) -> Hashes:
         """Two sums of words times random multipliers, modulo 2**64: (rows, 2)."""
-        width = keys.shape[1] * keys.itemsize
-        words = np.ascontiguousarray(keys).view(np.uint8).reshape(len(keys), width)
-        words = np.pad(words, ((0, 0), (0, -words.shape[1] % 8))).view(np.uint64)
-        words = words ^ (words >> np.uint64(32))  # so that every bit reaches the low half
-        if exponents is not None:
-            words = np.concatenate([words, exponents.astype(np.uint64)[:, None]], axis=1)
+        width = -(-keys[0].shape[1] * keys[0].itemsize // 8)
         if self._multipliers is None:
             self._multipliers = np.random.default_rng().integers(
-                0, 2**63, size=(2, words.shape[1]), dtype=np.uint64
+                0, 2**63, size=(2, width + 1), dtype=np.uint64
             ) * np.uint64(2) + np.uint64(1)
-        return np.stack([(words * m).sum(axis=1, dtype=np.uint64) for m in self._multipliers], axis=1)
+        # Piece by piece, so that whatever is in between stays in the processor's cache.
+        rows = _PIECE // max(8 * width, 1) + 1
+        pieces = [block[i : i + rows] for block in keys for i in range(0, len(block), rows)]
+        hashes = np.empty((sum(map(len, keys)), 2), dtype=np.uint64)
+        end = 0
+        for piece in pieces:
+            start, end = end, end + len(piece)
+            np.einsum("nw,hw->nh", _words(piece), self._multipliers[:, 1:], out=hashes[start:end])
+        if exponents is not None:
+            hashes += exponents.astype(np.uint64)[:, None] * self._multipliers[:, 0]
+        return hashes
+
+
+def _words(rows: Array) -> Hashes:
+    """The bytes of rows as 64-bit words: (rows, words)."""
+    content = np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), rows.shape[1] * rows.itemsize)
+    if content.shape[1] % 8:
+        content = np.pad(content, ((0, 0), (0, -content.shape[1] % 8)))
+    words = content.view(np.uint64)
+    return words ^ (words >> np.uint64(32))  # so that every bit reaches the low half
+
+
+def _chosen(blocks: list[Array], new: Index) -> list[Array]:
+    """The new rows of blocks; blocks that are all new as they are, uncopied."""
+    mask = np.zeros(sum(map(len, blocks)), dtype=bool)
+    mask[new] = True
+    masks = np.split(mask, np.cumsum([len(block) for block in blocks])[:-1])
+    return [block if chosen.all() else block[chosen] for block, chosen in zip(blocks, masks, strict=True)]
