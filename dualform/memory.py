@@ -148,8 +148,9 @@ class Memory:
         snapshot = self._run.snapshot(self._selection.until)
         start = self._run.shards[0] if self._selection.conditions else snapshot
         state = _state(snapshot)
-        for name in self._run.layers:
-            state |= self._sum_up(name, start)
+        if self._selection.conditions or snapshot.info.last_step < self._selection.until:
+            for name in self._run.layers:
+                state |= self._sum_up(name, start)
         result = copy.deepcopy(model)
         _load_state(result, state)
         return result
