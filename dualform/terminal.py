@@ -112,10 +112,8 @@ def certificate(found: "Certificate") -> Iterator[Any]:
                 verdict = facts["note"] or ("ok" if layer["ok"] else "layer NOT EXACT")
                 grid.add_row(name, f"{facts['relative_error']:.1e}", verdict)
         yield grid
-    yield (
-        f"{found.steps_certified:,} of {found.steps:,} steps certified, {found.steps_audited:,} audited while recording"
-        f" (residual {found.worst_residual:.1e} at worst)"
-    )
+    certified = "" if found.keys_only else f"{found.steps_certified:,} of {found.steps:,} steps certified, "
+    yield f"{certified}{found.steps_audited:,} audited while recording (residual {found.worst_residual:.1e} at worst)"
     if found.unread:
         yield Text(f"not read: {found.unread}", style="red")
 

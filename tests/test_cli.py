@@ -204,6 +204,7 @@ def test_keys_alone_certify_nothing(tmp_path: Path) -> None:
     result = call("verify", tmp_path / "keys")
     assert result.exit_code == 1
     assert "not available: keys only" in result.stdout
+    assert "certified" not in result.stdout
     as_json = call("verify", tmp_path / "keys", "--json")
     assert as_json.exit_code == 1
     assert json.loads(as_json.stdout)["keys_only"]
@@ -245,6 +246,12 @@ def test_attend_prints_totals_and_top_for_people(run: Path) -> None:
     for words in ("input 0, layer 2", "attention by task, label", "even", "visits", "top ids"):
         assert words in result.stdout
     assert "layer 0" not in result.stdout
+
+
+def test_attend_needs_no_values(run: Path, tmp_path: Path) -> None:
+    keys = record(tmp_path / "keys", values=False)
+    layers = json.loads(call(*asked(keys, "--json")).stdout)["inputs"][0]["layers"]
+    assert len(layers["2"]["top"]) == 10
 
 
 def test_attend_uses_the_runs_own_model_and_inputs(tmp_path: Path) -> None:
