@@ -65,8 +65,10 @@ class Certificate:
     def headline(self) -> str:
         if self.keys_only:
             return "not available: keys only"
-        verdict = "dual = primal" if self.ok else "NOT EXACT: dual and primal differ"
-        return f"{verdict} to {self.relative_error:.1e} (tolerance {self.tolerance:.0e})"
+        if not self.ok:
+            return f"NOT EXACT: dual and primal differ by {self.relative_error:.1e} (tolerance {self.tolerance:.0e})"
+        within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
+        return f"dual = primal to {self.relative_error:.1e} ({within})"
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -236,19 +236,23 @@ class LayerSpotlight:
 
     def top(self, k: int = 10, by: By | None = None, per: str | None = None, absolute: bool = False) -> Table:
         """The k highest attention weights: `top(10)`, `top(500, by="label")`, `top(3, per="id")`."""
-        return self._ask(Top(k, by, per, absolute))
+        table: Table = self._ask(Top(k, by, per, absolute))
+        return table
 
     def total(self, by: By | None = None, absolute: bool = False) -> Table:
         """Attention summed over groups of slots: `total(by="label")`, `total(by=("task", "label"))`."""
-        return self._ask(Total(by, absolute))
+        table: Table = self._ask(Total(by, absolute))
+        return table
 
     def timeline(self, bins: int = 60, absolute: bool = False) -> Table:
         """Attention summed over stretches of training time."""
-        return self._ask(Timeline(bins, absolute))
+        table: Table = self._ask(Timeline(bins, absolute))
+        return table
 
     def output(self) -> Tensor:
         """The dual form's output, (queries, d_out): equals the layer's output."""
-        return self._ask(Output())
+        output: Tensor = self._ask(Output())
+        return output
 
     def initial(self) -> Tensor:
         """The part of the output that is due to no slot: the initial weights, as far as they are left."""
@@ -257,7 +261,7 @@ class LayerSpotlight:
 
     def collect(self, *questions: Question) -> list[Any]:
         """Several answers in one reading of the slots."""
-        parts = [self._collect(questions, queries) for queries in self.queries.split(_QUERIES)]
+        parts = [self._collect(questions, queries) for queries in torch.split(self.queries, _QUERIES)]
         return [_joined(answers) for answers in zip(*parts, strict=True)]
 
     def _collect(self, questions: Sequence[Question], queries: Tensor) -> list[Any]:

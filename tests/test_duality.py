@@ -55,6 +55,7 @@ def test_corollary_gradient_descent_is_attention_over_its_own_past() -> None:
         assert y.grad is not None
         keys.append(x)
         values.append(-0.1 * y.grad)
+        assert layer.weight.grad is not None
         with torch.no_grad():
             layer.weight -= 0.1 * layer.weight.grad
         layer.weight.grad = None

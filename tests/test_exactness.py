@@ -5,12 +5,13 @@ from pathlib import Path
 
 import torch
 from hypothesis import given
-from torch.testing import assert_close
 
 import dualform
 from tests.recipes import CLASSES, Recipe, Trained, recipes, train
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-9}
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
 def recorded(recipe: Recipe) -> tuple[Trained, dualform.Memory]:
@@ -24,8 +25,8 @@ def test_rebuilt_weights_are_the_trained_ones(recipe: Recipe) -> None:
     trained, memory = recorded(recipe)
     for layer in memory.layers:
         for name, weight in memory.weights(layer).items():
-            assert_close(weight, trained.states[-1][name], **CLOSE)
-            assert_close(weight, trained.reference.weight(name), **CLOSE)
+            assert_close(weight, trained.states[-1][name])
+            assert_close(weight, trained.reference.weight(name))
 
 
 @given(recipes())
@@ -34,7 +35,7 @@ def test_until_is_the_model_as_it_was(recipe: Recipe) -> None:
     for step, state in enumerate(trained.states):
         for layer in memory.layers:
             for name, weight in memory.until(step).weights(layer).items():
-                assert_close(weight, state[name], **CLOSE)
+                assert_close(weight, state[name])
 
 
 @given(recipes())
@@ -44,7 +45,7 @@ def test_where_is_the_initial_part_and_the_chosen_examples(recipe: Recipe) -> No
     for label in present:
         for layer in memory.layers:
             for name, weight in memory.where(label=label).weights(layer).items():
-                assert_close(weight, trained.reference.weight(name, label), **CLOSE)
+                assert_close(weight, trained.reference.weight(name, label))
 
 
 @given(recipes())
@@ -55,7 +56,7 @@ def test_until_and_where_go_together(recipe: Recipe) -> None:
     for label in {tag for by_tag in pieces.values() for tag in by_tag if isinstance(tag, int)}:
         for layer in memory.layers:
             for name, weight in memory.until(step).where(label=label).weights(layer).items():
-                assert_close(weight, trained.references[step].weight(name, label), **CLOSE)
+                assert_close(weight, trained.references[step].weight(name, label))
 
 
 @given(recipes())
@@ -65,12 +66,12 @@ def test_output_is_the_layers_output_and_parts_add_up(recipe: Recipe) -> None:
     spotlight = memory.attend(trained.model, inputs)
     last = memory.layers[-1]
     assert spotlight.note is None
-    assert_close(spotlight[last].output(), trained.model(inputs).detach(), **CLOSE)
+    assert_close(spotlight[last].output(), trained.model(inputs).detach())
     queries = {last: spotlight[last].queries}
     initial = spotlight[last].initial()
     present = {label for by_tag in trained.reference.pieces.values() for label in by_tag if isinstance(label, int)}
     parts = [memory.where(label=label).attend(queries)[last].output() - initial for label in sorted(present)]
-    assert_close(initial + sum(parts, torch.zeros_like(initial)), spotlight[last].output(), **CLOSE)
+    assert_close(initial + sum(parts, torch.zeros_like(initial)), spotlight[last].output())
 
 
 @given(recipes())
@@ -88,4 +89,4 @@ def test_a_view_of_everything_is_everything(recipe: Recipe) -> None:
     everything = memory.where(step=range(len(recipe.steps)))
     for layer in memory.layers:
         for name, weight in memory.weights(layer).items():
-            assert_close(everything.weights(layer)[name], weight, rtol=0, atol=1e-12)
+            assert_close(everything.weights(layer)[name], weight)

@@ -47,9 +47,8 @@ def test_imports_point_downwards() -> None:
         room = room_of(".".join(("dualform", *path.relative_to(PACKAGE).with_suffix("").parts)))
         if room == "__init__":
             continue
-        for target in imports(path) - {room, "__version__"}:
-            if LEVEL[target] <= LEVEL[room]:
-                wrong.append(f"{path.relative_to(PACKAGE)} imports {target}")
+        targets = imports(path) - {room, "__version__"}
+        wrong += [f"{path.relative_to(PACKAGE)} imports {t}" for t in targets if LEVEL[t] <= LEVEL[room]]
     assert not wrong
 
 

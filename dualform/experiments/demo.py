@@ -81,7 +81,7 @@ def train(
             recorder.tag(id=ids, label=examples.labels[ids])
             loss = F.cross_entropy(model(examples.images[ids]), examples.labels[ids])
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
             progress(step)
     _save_inputs(Path(path) / INPUTS, digits)

@@ -48,9 +48,7 @@ def weights(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since:
     of = ledger.between(since.info.last_step, selection.until)
     layer = slots.layer
     found = {part: initial_part(run, since, part, of) for part in layer.parts}
-    for block in slots.scan(selection):
-        if block.steps[-1] < since.info.last_step:
-            continue
+    for block in slots.scan(selection, since.info.last_step):
         for part in layer.trained:
             found[part] += contribution(block, part, of).double()
     return {part.parameter: tensor for part, tensor in found.items()}

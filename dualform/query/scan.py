@@ -52,13 +52,14 @@ class Slots:
     def __len__(self) -> int:
         return int(self._slot_starts[-1])
 
-    def scan(self, selection: Selection) -> Iterator["Block"]:
+    def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
+        """The slots of a selection, from step `since` on."""
         size = max(1, _BLOCK_NUMBERS // (self.layer.d_in + self.layer.d_out))
-        for number in range(len(self._key_shards)):
+        for number, shard in enumerate(self._key_shards):
+            if shard.info.last_step <= since or shard.info.first_step >= selection.until:
+                continue
             piece = self._piece(number)
-            if piece.shard.info.first_step >= selection.until:
-                return
-            mask = selection.mask(piece.shard, self.layer.name, piece.steps, piece.first_slot)
+            mask = selection.mask(shard, self.layer.name, piece.steps, piece.first_slot) & (piece.steps >= since)
             chosen = np.flatnonzero(mask)
             for start in range(0, len(chosen), size):
                 rows = chosen[start : start + size]

@@ -113,10 +113,8 @@ def test_top_per_id_sums_all_visits(case: tuple[Memory, nn.Sequential, Naive, Te
 
 @pytest.mark.parametrize("absolute", [False, True])
 @pytest.mark.parametrize("layer", ["0", "2"])
-def test_totals_and_timeline(
-    case: tuple[Memory, nn.Sequential, Naive, Tensor], absolute: bool, layer: str
-) -> None:
-    memory, model, naive, queries = case
+def test_totals_and_timeline(case: tuple[Memory, nn.Sequential, Naive, Tensor], absolute: bool, layer: str) -> None:
+    memory, model, _, queries = case
     spotlight = memory.attend(model, queries)[layer]
     everything = spotlight.top(STEPS * BATCH)  # checked above; of layer 2 this is all there is to compare with
     score = np.abs(everything["score"]) if absolute else everything["score"]

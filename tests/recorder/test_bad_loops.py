@@ -1,5 +1,7 @@
 """Loops that cannot be recorded exactly: one clear error, in the step, and nothing lost."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ def use_functionally(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
     assert isinstance(model, nn.Sequential)
     optimizer.zero_grad()
     inputs, targets = batch()
-    penalty = F.linear(inputs, model[0].weight).square().mean()
+    penalty = F.linear(inputs, model.get_parameter("0.weight")).square().mean()
     (F.cross_entropy(model(inputs), targets) + penalty).backward()
     optimizer.step()
 
@@ -181,9 +183,7 @@ def test_steps_without_any_gradient(tmp_path: Path) -> None:
 def test_an_unknown_optimiser_raises_unless_keys_only(tmp_path: Path) -> None:
     model = network()
     adam = torch.optim.Adam(model.parameters())
-    with pytest.raises(
-        RecordingError, match=r"no exact dual form is known for torch.optim.adam.Adam; known are torch.optim.SGD"
-    ):
+    with pytest.raises(RecordingError, match="no exact dual form is known for .*Adam; known are torch.optim.SGD"):
         record(model, adam, tmp_path / "run")
 
     class Custom(torch.optim.SGD):
@@ -245,12 +245,6 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_fills_up_is_an_error_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The system's limit on file sizes stands in for a full disk: the write itself fails."""
-    import errno
-    import os
-
-    from dualform.store import files
-
     model = network()
     optimizer = sgd(model)
     monkeypatch.setattr("dualform.recorder.recorder.chapter_bytes", lambda state: 2_000)
@@ -265,7 +259,7 @@ def test_a_disk_that_fills_up_is_an_error_in_the_loop(tmp_path: Path, monkeypatc
             for _ in range(10):
                 step(model, optimizer)
             sealed = recorder.sync()
-            monkeypatch.setattr(files.os, "fsync", full)
+            monkeypatch.setattr(os, "fsync", full)
             for _ in range(1_000):
                 step(model, optimizer)
 

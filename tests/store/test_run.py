@@ -17,6 +17,8 @@ from dualform.errors import RunError, RunExists
 from dualform.store import Run
 from tests.recorder.test_recorder import network, record, sgd, step
 
+COLUMNS = ("factors", "keys", "pass_rows", "pass_step", "values")
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
@@ -45,7 +47,7 @@ def test_a_run_is_files_anyone_can_read(run: Path) -> None:
     tensors = load_file(shard(run, 1))
     assert sorted(tensors) == sorted([
         "audit/0", "audit/2", "ledger/0.bias", "ledger/0.weight", "ledger/2.bias", "ledger/2.weight",
-        *(f"slots/{layer}/{column}" for layer in "02" for column in ("factors", "keys", "pass_rows", "pass_step", "values")),
+        *(f"slots/{layer}/{column}" for layer in "02" for column in COLUMNS),
         "slots/0/key_index",
         *(f"state/parameters/{layer}.{part}" for layer in "02" for part in ("weight", "bias")),
         *(f"state/optimizers/0/{layer}.{part}/momentum_buffer" for layer in "02" for part in ("weight", "bias")),
@@ -107,10 +109,7 @@ def test_a_changed_byte_is_found_by_verify(run: Path) -> None:
 
 def test_a_changed_header_is_found_at_once(run: Path) -> None:
     content = shard(run, 2).read_bytes()
-    at = content.index(b'"pass_') if b'"pass_' in content else content.index(b"first_step")
-    shard(run, 2).write_bytes(
-        content[:at] + content[at : at + 40].replace(b"first_step", b"First_step") + content[at + 40 :]
-    )
+    shard(run, 2).write_bytes(content.replace(b"first_step", b"First_step", 1))
     assert Run(run).steps == 2
 
 
