@@ -1,8 +1,13 @@
-"""One profile for all property tests: repeatable, and without a time limit on noisy machines."""
+"""Property tests are repeatable and have no time limit, for machines are noisy.
+
+DUALFORM_TESTS=thorough tries ten times as many cases, other ones each time.
+"""
+
+import os
 
 from hypothesis import HealthCheck, settings
 
-settings.register_profile(
-    "dualform", deadline=None, derandomize=True, max_examples=40, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("dualform")
+_COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("usual", derandomize=True, max_examples=40, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("thorough", max_examples=400, **_COMMON)  # type: ignore[arg-type]
+settings.load_profile(os.environ.get("DUALFORM_TESTS", "usual"))

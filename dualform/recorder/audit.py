@@ -4,9 +4,9 @@ If they are not, something else was in it (a tied weight, a second use, clipping
 sides of the probe differ with probability close to one.
 
 Each backward pass has one factor: 1, unless the gradient was clipped, unscaled or zeroed in between.
-Many factors may explain a gradient; the simplest are taken. All 1, or one for all passes; then the same
-for the latest passes only, the others zeroed; then one for each pass. And each of these first for all
-layers together, then for every layer, then for every parameter alone.
+Many factors may explain a gradient; the simplest are taken. All 1, or 1 for the latest passes and 0 for
+those before a zero_grad; then the same with one common factor; then one for each pass. And each of these
+first for all layers together, then for every layer, then for every parameter alone.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,9 @@ def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
     if not all(size.all() for size in sizes):
         return None
     shares = [(look.target * t).sum(axis=1) / s for look, t, s in zip(looks, totals, sizes, strict=True)]
-    for factor in (1.0, float(np.concatenate(shares).mean())):
+    # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
+    certain = sum(total.size for total in totals) > max(len(look.passes) for look in looks)
+    for factor in (1.0, float(np.concatenate(shares).mean())) if certain else (1.0,):
         residuals = [
             float(np.sqrt((np.square(look.target - factor * total).sum(axis=1) / size).max())) / (abs(factor) or _TINY)
             for look, total, size in zip(looks, totals, sizes, strict=True)
@@ -169,9 +171,12 @@ def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
     scale = [_norm(e.products) or 1.0 for e in equations]
     targets = np.concatenate([e.target / s for e, s in zip(equations, scale, strict=True)])
     products = np.concatenate([e.products / s for e, s in zip(equations, scale, strict=True)], axis=1)
-    for first in range(len(sound) + 1):  # all passes, or those after a zero_grad
-        latest = np.where(np.arange(len(sound)) >= first, sound, False).astype(np.float64)
-        yield latest
+    # All passes, or those after a zero_grad; unscaled first, since in a tiny layer any scale may fit.
+    suffixes = [
+        np.where(np.arange(len(sound)) >= first, sound, False).astype(np.float64) for first in range(len(sound) + 1)
+    ]
+    yield from suffixes
+    for latest in suffixes:
         together = _weighted(latest, products)
         if together.any():
             yield latest * ((together * targets).sum() / np.square(together).sum())
