@@ -23,17 +23,18 @@ class Arena:
     def __init__(self) -> None:
         self._free: deque[Tensor] = deque()  # filled by the writer's thread, emptied by the training's
         self._used: list[Tensor] = []
-        self._rest: dict[str, Tensor] = {}  # of each column's last block
+        self._last: dict[str, tuple[Tensor, int]] = {}  # of each column: its last block, and where its rows end
 
     def empty(self, column: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """An uninitialised tensor on the CPU, right behind the column's last one if there is room."""
-        size = prod(shape) * dtype.itemsize
-        rest = self._rest.get(column)
-        if rest is None or len(rest) < size:
-            rest = self._block(size)
-            self._used.append(rest)
-        self._rest[column] = rest[size:]
-        return rest[:size].view(dtype).view(shape)
+        size = prod(shape)
+        block, start = self._last.get(column, (None, 0))
+        if block is None or len(block) < start + size:
+            whole = self._block(size * dtype.itemsize)
+            self._used.append(whole)
+            block, start = whole.view(dtype), 0
+        self._last[column] = block, start + size
+        return block[start : start + size].view(shape)
 
     def _block(self, size: int) -> Tensor:
         if size <= _BLOCK and self._free:
@@ -43,5 +44,5 @@ class Arena:
     def hand_over(self) -> Callable[[], None]:
         """Leave what was carved so far to the writer, who calls the result when it is on the disk."""
         blocks = [block for block in self._used if len(block) == _BLOCK]  # outsize ones are not kept
-        self._used, self._rest = [], {}
+        self._used, self._last = [], {}
         return lambda: self._free.extend(blocks)

@@ -6,6 +6,7 @@ docs/format.md tells the same story for people. Nothing here touches a file.
 import json
 import zlib
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dualform.errors import RunError
@@ -56,7 +57,7 @@ class Layer:
     d_out: int
     parts: tuple[Part, ...]
 
-    @property
+    @cached_property
     def trained(self) -> tuple[Part, ...]:
         """The parts that have coefficients, in the order of the columns of `factors`."""
         return tuple(part for part in self.parts if part.trained)

@@ -30,13 +30,13 @@ def pack(rows: Tensor, dtype: str, empty: Empty) -> tuple[Tensor, Tensor | None]
     if dtype != "float16":
         return packed.copy_(rows), None
     rows = rows if rows.dtype == torch.float64 else rows.float()
-    # Not the row's norm: its squares overflow and underflow long before the entries do.
-    largest = torch.maximum(rows.amax(dim=1), rows.amin(dim=1).neg_())
-    # The few operations on one number a row are quicker in numpy.
-    _, exponent = np.frexp(largest.cpu().numpy())
-    exponent = np.clip(exponent - _TOP, -_MOST, _MOST)
-    scale = torch.from_numpy(_power_of_two(-exponent)).to(rows.device)
-    return packed.copy_(rows * scale[:, None]), torch.from_numpy(exponent.astype(np.int16))
+    # Not the row's norm: its squares overflow and underflow long before the entries do. What is done on
+    # one number a row is quicker in numpy.
+    highest, lowest = (found.float().cpu().numpy() for found in (rows.amax(dim=1), rows.amin(dim=1)))
+    exponent = np.maximum(_exponent(np.maximum(highest, -lowest)) - _TOP, -_MOST)
+    scale = torch.from_numpy(_power_of_two(-exponent)[:, None]).to(rows.device)
+    scaled = torch.mul(rows, scale, out=packed) if rows.device == packed.device else packed.copy_(rows * scale)
+    return scaled, torch.from_numpy(exponent.astype(np.int16))
 
 
 def unpack(rows: Tensor, exponent: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -46,6 +46,12 @@ def unpack(rows: Tensor, exponent: Tensor | None, dtype: torch.dtype) -> Tensor:
         return wide
     scale = torch.from_numpy(_power_of_two(exponent.cpu().numpy())).to(rows.device)
     return wide.mul_(scale[:, None])
+
+
+def _exponent(sizes: NDArray[np.float32]) -> NDArray[np.int32]:
+    """The exponent above each size, 2**(e - 1) <= size < 2**e: its bits taken apart."""
+    exponent: NDArray[np.int32] = (sizes.view(np.int32) >> 23) - 126
+    return exponent
 
 
 def _power_of_two(exponent: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
