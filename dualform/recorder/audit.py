@@ -82,21 +82,24 @@ def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
     """The answer if one factor for everything fits well, as it nearly always does."""
     if not all(look.passes and len(look.stepped) == len(look.probe.slices) for look in looks):
         return None
-    totals = [_sum([one.product for one in look.passes.values()]) for look in looks]
-    sizes = [np.square(total).sum(axis=1) for total in totals]  # (rows,) each
-    if not all(size.all() for size in sizes):
+    # All rows of all layers in one array each: few operations, however many layers there are.
+    lengths = [look.probe.layer.d_out for look in looks for _ in look.target]
+    starts = np.cumsum([0, *lengths[:-1]])
+    layers = np.cumsum([0, *(len(look.target) for look in looks[:-1])])
+    target = np.concatenate([look.target.ravel() for look in looks])
+    total = np.concatenate([_sum([one.product for one in look.passes.values()]).ravel() for look in looks])
+    sizes = np.add.reduceat(np.square(total), starts)  # (rows,)
+    if not sizes.all():
         return None
-    shares = [(look.target * t).sum(axis=1) / s for look, t, s in zip(looks, totals, sizes, strict=True)]
+    fitted = float((np.add.reduceat(target * total, starts) / sizes).mean())
     # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
-    certain = sum(total.size for total in totals) > max(len(look.passes) for look in looks)
-    for factor in (1.0, float(np.concatenate(shares).mean())) if certain else (1.0,):
-        residuals = [
-            float(np.sqrt((np.square(look.target - factor * total).sum(axis=1) / size).max())) / (abs(factor) or _TINY)
-            for look, total, size in zip(looks, totals, sizes, strict=True)
-        ]
+    certain = len(total) > max(len(look.passes) for look in looks)
+    for factor in (1.0, fitted) if certain else (1.0,):
+        gaps = np.add.reduceat(np.square(target - factor * total), starts)
+        residuals = np.sqrt(np.maximum.reduceat(gaps / sizes, layers)) / (abs(factor) or _TINY)  # (layers,)
         if all(r <= _SLACK * look.eps + look.low for r, look in zip(residuals, looks, strict=True)):
             shapes = [(len(look.passes), len(look.probe.slices)) for look in looks]
-            return [Explained(np.full(s, factor), r) for s, r in zip(shapes, residuals, strict=True)]
+            return [Explained(np.full(s, factor), float(r)) for s, r in zip(shapes, residuals, strict=True)]
     return None
 
 

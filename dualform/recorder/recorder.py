@@ -116,7 +116,7 @@ class Recorder:
         for index, optimizer in enumerate(self._optimizers):
             self._handles.append(optimizer.register_step_pre_hook(self._before_step(index)))
             self._handles.append(optimizer.register_step_post_hook(self._after_step(index)))
-        self._print = self._fingerprint()
+        self._print = self._fingerprint()[1].clone()
         if self.skipped:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
             warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
@@ -190,7 +190,7 @@ class Recorder:
         self._writer.append(StepRecord(lines, residual, rows), self._kinds or {})
         self.steps += 1
         self._tags = Tags({})
-        self._print = self._fingerprint()
+        self._print = self._fingerprint()[1].clone()
         if self._writer.full:
             self._seal()
 
@@ -239,11 +239,11 @@ class Recorder:
         """
         entry = self._recorded[self.steps % len(self._recorded)]
         weight = entry.module.weight.detach()
-        return entry.layer.parts[0].parameter, weight[(self._seed + 31 * self.steps) % len(weight)].clone()
+        return entry.layer.parts[0].parameter, weight[(self._seed + 31 * self.steps) % len(weight)]
 
     def _check_unchanged(self) -> None:
-        (name, then), (_, now) = self._print, self._fingerprint()
-        if not torch.equal(then, now):
+        name, now = self._fingerprint()
+        if not torch.equal(self._print, now):
             raise ParameterChanged(
                 f"step {self.steps}: {name!r} was changed between two optimiser steps (by assignment, "
                 "clamping, averaging, load_state_dict?). Leave its layer out with layers=..., or make the "
