@@ -29,7 +29,8 @@ class Probe:
 
     def __init__(self, layer: Layer, generator: torch.Generator) -> None:
         self.layer = layer
-        probes = ceil(_EQUATIONS / layer.d_out)
+        # More vectors than key columns would say nothing new: every number compared is one more equation.
+        probes = max(min(ceil(_EQUATIONS / layer.d_out), layer.d_in), 1)
         widths = [1 if part.is_bias else probes for part in layer.trained]
         self.slices = [slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths))]
         self._vectors = torch.zeros(sum(widths), layer.d_in)
