@@ -104,7 +104,7 @@ def train(data: Data, steps: int, recording: Callable[[nn.Module, torch.optim.Op
                 recorder.tag(id=ids, label=labels, task="mnist")
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             times.append(perf_counter() - start)

@@ -119,14 +119,14 @@ class _Equation:
         found = [look.passes[n].product[self._rows].ravel() if n in look.passes else self.target * 0 for n in numbers]
         products = np.stack(found) if found else np.zeros((0, len(self.target)))
         # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
-        self.sound = np.isfinite(products).all(axis=1)  # (passes,)
+        self.sound: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
         self.products = np.where(self.sound[:, None], products, 0.0)  # (passes, n)
 
     @cached_property
     def bounds(self) -> Array:
         """|E|^T (|X| |r|) of each pass: what rounding is measured by, where the gradient cancels."""
         bounds = np.zeros(self.products.shape)
-        for i in np.flatnonzero(self.sound):
+        for i in np.flatnonzero(self.sound).tolist():
             one = self._look.passes.get(self._numbers[i])
             for capture in one.captures if one else ():
                 rows = capture.keys.unpacked(), capture.values.unpacked()

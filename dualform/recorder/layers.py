@@ -95,7 +95,7 @@ def _obstacle(model: nn.Module, name: str, module: nn.Linear, owners: dict[int, 
 
 
 def _raw_parent(model: nn.Module, wanted: nn.Module) -> str:
-    path = next(name for name, module in model.named_modules() if module is wanted)
+    path: str = next(name for name, module in model.named_modules() if module is wanted)
     return path.rpartition(".")[0]
 
 

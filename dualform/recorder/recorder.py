@@ -238,8 +238,9 @@ class Recorder:
         here sooner or later, and in the certificate of its chapter in any case.
         """
         entry = self._recorded[self.steps % len(self._recorded)]
-        weight = entry.module.weight.detach()
-        return entry.layer.parts[0].parameter, weight[(self._seed + 31 * self.steps) % len(weight)]
+        name = entry.layer.parts[0].parameter
+        weight = _get(entry, name).detach()
+        return name, weight[(self._seed + 31 * self.steps) % len(weight)]
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()

@@ -7,6 +7,7 @@ shard copies nothing.
 
 import json
 import os
+import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -108,7 +109,7 @@ def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> N
 
 
 def _bytes(block: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
 
 
 def _checksum(column: Column) -> int:
@@ -149,7 +150,7 @@ class Lock:
         self._file.close()
 
 
-if os.name == "nt":
+if sys.platform == "win32":
     import msvcrt
 
     def _lock(handle: int) -> None:

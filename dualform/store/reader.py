@@ -86,7 +86,7 @@ class Shard:
         """Read every byte against its checksum."""
         for name in self._tensors:
             content = np.ascontiguousarray(self[name]).reshape(-1).view(np.uint8)
-            if zlib.crc32(memoryview(content)) != self._checksums.get(name):
+            if zlib.crc32(content.data) != self._checksums.get(name):
                 raise RunError(f"{self.path} is damaged: the checksum of {name} does not fit")
 
 
