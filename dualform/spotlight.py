@@ -42,7 +42,7 @@ class Scope:
         self.run, self.selection, self.ledger = run, selection, ledger
         self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
         self.grouping = lru_cache(maxsize=64)(self._grouping)
-        self.key_sums = lru_cache(maxsize=64)(self._key_sums)
+        self.key_sums: dict[tuple[str, By | int | None], KeySumFold] = {}  # found once, good for all queries
 
     @property
     def coefficients(self) -> dict[str, ParameterCoefficients]:
@@ -55,11 +55,6 @@ class Scope:
         if isinstance(by, int):
             return ByTime(by, self.selection.until)
         return ByTags.of(self.run, self.run.layers[layer], by)
-
-    def _key_sums(self, layer: str, by: "By | int | None") -> KeySumFold:
-        fold = KeySumFold(self.grouping(layer, by), self.run.layers[layer].d_in)
-        scan(self, layer, [fold], torch.empty(0))
-        return fold
 
 
 def scan(scope: Scope, layer: str, folds: list[Any], queries: Tensor) -> None:
@@ -154,7 +149,7 @@ class Total:
         return _begin_total(scope, layer, queries, self.by, self.absolute)
 
     def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
-        return _totals(scope, layer, queries, self.by, fold)
+        return _totals(scope, layer, queries, self.by, self.absolute, fold)
 
 
 @dataclass(frozen=True)
@@ -168,21 +163,28 @@ class Timeline:
         return _begin_total(scope, layer, queries, self.bins, self.absolute)
 
     def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
-        return _totals(scope, layer, queries, self.bins, fold)
+        return _totals(scope, layer, queries, self.bins, self.absolute, fold)
 
 
 def _begin_total(scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool) -> Fold | None:
-    if not absolute or (bool((queries >= 0).all()) and scope.key_sums(layer, by).nonnegative):
-        return None
-    return TotalFold(scope.grouping(layer, by), len(queries), absolute)
+    """Sums of keys will do without absolute values, and with them if nothing turns out to be negative."""
+    sums = scope.key_sums.get((layer, by))
+    if absolute and (bool((queries < 0).any()) or (sums is not None and not sums.nonnegative)):
+        return TotalFold(scope.grouping(layer, by), len(queries), absolute)
+    return KeySumFold(scope.grouping(layer, by), scope.run.layers[layer].d_in) if sums is None else None
 
 
-def _totals(scope: Scope, layer: str, queries: Tensor, by: By | int | None, fold: TotalFold | None) -> Table:
-    totals = scope.key_sums(layer, by).sums @ queries.double().mT if fold is None else fold.totals
+def _totals(scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool, fold: Any) -> Table:
+    if isinstance(fold, KeySumFold):
+        scope.key_sums[layer, by] = fold
+    if absolute and not isinstance(fold, TotalFold) and not scope.key_sums[layer, by].nonnegative:
+        fold = TotalFold(scope.grouping(layer, by), len(queries), absolute)  # known too late: one more reading
+        scan(scope, layer, [fold], queries)
+    by_query = fold.totals if isinstance(fold, TotalFold) else scope.key_sums[layer, by].sums @ queries.double().mT
     columns = scope.grouping(layer, by).columns
-    groups, count = totals.shape  # (groups, queries)
+    groups, count = by_query.shape  # (groups, queries)
     repeated = {name: np.tile(values, count) for name, values in columns.items()}
-    return Table({"query": np.repeat(np.arange(count), groups), **repeated, "total": totals.mT.reshape(-1).numpy()})
+    return Table({"query": np.repeat(np.arange(count), groups), **repeated, "total": by_query.mT.reshape(-1).numpy()})
 
 
 @dataclass(frozen=True)

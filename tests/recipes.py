@@ -62,9 +62,10 @@ def step_recipes(draw: st.DrawFn) -> StepRecipe:
 
 @st.composite
 def recipes(draw: st.DrawFn) -> Recipe:
-    hidden = draw(st.lists(st.integers(1, 6), min_size=1, max_size=2))
+    # Wide enough for the factors of all passes to be determined: a gradient has to have more numbers than that.
+    hidden = draw(st.lists(st.integers(3, 6), min_size=1, max_size=2))
     return Recipe(
-        widths=(draw(st.integers(1, 5)), *hidden, CLASSES),
+        widths=(draw(st.integers(2, 5)), *hidden, CLASSES),
         bias=draw(st.booleans()),
         nesterov=draw(st.booleans()),
         maximize=draw(st.booleans()),

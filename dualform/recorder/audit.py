@@ -6,7 +6,9 @@ sides of the probe differ with probability close to one.
 Each backward pass has one factor: 1, unless the gradient was clipped, unscaled or zeroed in between.
 Many factors may explain a gradient; the simplest are taken. All 1, or 1 for the latest passes and 0 for
 those before a zero_grad; then the same with one common factor; then one for each pass. And each of these
-first for all layers together, then for every layer, then for every parameter alone.
+first for all layers together, then for every layer, then for every parameter alone. Should a step have
+more passes than its gradients have independent numbers, the sum is exact all the same, but how it splits
+over the passes is not unique.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

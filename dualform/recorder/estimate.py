@@ -25,7 +25,7 @@ class Estimate:
 
 def chapter_bytes(state: Mapping[str, Column]) -> int:
     """Long enough for the snapshot at its end to be a few per cent, short enough for two in memory."""
-    return min(max(24 * _nbytes(state), _SMALLEST), _LARGEST)
+    return min(max(40 * _nbytes(state), _SMALLEST), _LARGEST)
 
 
 def estimate(manifest: Manifest, state: Mapping[str, Column], steps: int, batch: int) -> Estimate:

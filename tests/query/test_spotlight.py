@@ -130,6 +130,16 @@ def test_totals_and_timeline(case: tuple[Memory, nn.Sequential, Naive, Tensor], 
     np.testing.assert_allclose(spotlight.total(absolute=absolute)["total"].sum(), score.sum())
 
 
+def test_absolute_totals_of_a_positive_query_over_negative_keys(
+    case: tuple[Memory, nn.Sequential, Naive, Tensor],
+) -> None:
+    memory, _, naive, queries = case
+    layer = dualform.load(memory.path).attend({"0": queries.abs()})["0"]
+    scores = np.abs(naive.scores(queries.abs()))
+    for _ in range(2):  # the second time it is known that keys are negative
+        np.testing.assert_allclose(layer.total(absolute=True)["total"], scores.sum(axis=0))
+
+
 def test_collect_is_the_same_in_one_reading(case: tuple[Memory, nn.Sequential, Naive, Tensor]) -> None:
     memory, model, _, queries = case
     spotlight = memory.attend(model, queries)
