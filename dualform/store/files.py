@@ -5,12 +5,14 @@ safetensors' own writer needs each tensor in one piece; ours takes lists of bloc
 shard copies nothing.
 """
 
+import errno
 import json
 import os
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,9 @@ from dualform.errors import RunExists, StorageError
 from dualform.store.format import ShardInfo, header_digest
 
 Array = NDArray[Any]
+
+_BUFFER = 4 << 20
+_ALIGNED = 4096
 
 _NAMES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "int64": "I64", "int32": "I32", "int16": "I16",
@@ -71,21 +76,57 @@ def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
     ]
 
 
-def write_atomically(path: Path, pieces: Iterable[bytes | memoryview]) -> None:
+def write_atomically(path: Path, pieces: Iterable[Array]) -> None:
     """Write a whole file or none."""
     temporary = path.with_name(path.name + ".tmp")
     try:
-        with temporary.open("wb") as file:
-            for piece in pieces:
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-            _forget(file.fileno())
+        handle = _open(temporary)
+        try:
+            _write_blocks(handle, pieces)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         temporary.replace(path)
         _flush_directory(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _open(path: Path) -> int:
+    """A new file, past the system's cache if it can: a run is read much later, and fresh cache pages are slow."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0)
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which says that this file system has no such mode
+            raise
+        return os.open(path, flags, 0o666)
+
+
+def _write_blocks(handle: int, pieces: Iterable[Array]) -> None:
+    """Through one aligned buffer, as unbuffered files demand; the last block is padded, then cut off."""
+    buffer = np.frombuffer(mmap(-1, _BUFFER), dtype=np.uint8)
+    filled, length = 0, 0
+    for piece in pieces:
+        done = 0
+        while done < len(piece):
+            count = min(_BUFFER - filled, len(piece) - done)
+            np.copyto(buffer[filled : filled + count], piece[done : done + count])
+            filled, done = filled + count, done + count
+            if filled == _BUFFER:
+                _write_fully(handle, buffer.data)
+                filled, length = 0, length + _BUFFER
+    _write_fully(handle, buffer[: -(-filled // _ALIGNED) * _ALIGNED].data)
+    os.truncate(handle, length + filled)
+
+
+def _write_fully(handle: int, content: memoryview) -> None:
+    while content:
+        written = os.write(handle, content)
+        if written % _ALIGNED:  # as much as fitted: the disk is full
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        content = content[written:]
 
 
 def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> None:
@@ -105,24 +146,19 @@ def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> N
     encoded = json.dumps(header).encode()
     encoded += b" " * (-(8 + len(encoded)) % 64)  # so that the first tensor is aligned for memory maps
     blocks = (_bytes(block) for _, column in ordered for block in column.blocks)
-    write_atomically(path, [len(encoded).to_bytes(8, "little"), encoded, *blocks])
+    head = np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8)
+    write_atomically(path, [head, *blocks])
 
 
-def _bytes(block: Array) -> memoryview:
-    return np.ascontiguousarray(block).reshape(-1).view(np.uint8).data
+def _bytes(block: Array) -> Array:
+    return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
 
 
 def _checksum(column: Column) -> int:
     checksum = 0
     for block in column.blocks:
-        checksum = zlib.crc32(_bytes(block), checksum)
+        checksum = zlib.crc32(_bytes(block).data, checksum)
     return checksum
-
-
-def _forget(handle: int) -> None:
-    """Leave the system's file cache to what the training reads: a run is much larger, and read much later."""
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _flush_directory(directory: Path) -> None:

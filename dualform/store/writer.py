@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
+
 from dualform.errors import RunExists, StorageError
 from dualform.store.chapter import Chapter, StepRecord, slot_columns, tag_column
 from dualform.store.files import Column, Lock, write_atomically, write_shard
@@ -32,7 +34,7 @@ class RunWriter:
         self._pools = {layer.name: KeyPool() for layer in manifest.layers}
         self._lock = Lock(path / LOCK)
         try:
-            write_atomically(path / MANIFEST, [manifest.to_json().encode()])
+            write_atomically(path / MANIFEST, [np.frombuffer(manifest.to_json().encode(), dtype=np.uint8)])
             self._write(self._chapter, state, None)
         except BaseException:
             self._lock.release()
