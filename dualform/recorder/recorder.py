@@ -10,6 +10,7 @@ A step is one call of an optimiser's `step`. Before it, its hyper-parameters are
 gradients are audited against what went through the layers, and the slots go to the writer.
 """
 
+import json
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,6 +87,7 @@ class Recorder:
         Scalars and strings hold for every row; arrays have one entry a row, in the shape of the batch.
         Tags hold until the next `tag` or step. Every batch needs the same ones.
         """
+        self._check_running()
         self._tags = Tags(columns)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
@@ -103,6 +105,9 @@ class Recorder:
     def __enter__(self) -> Self:
         if self._writer is not None:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
+        if self.skipped:  # before any hook is on: a warning may be an error
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
+            warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
         self._tags = Tags({})
         self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
         self._lines: dict[str, list[float]] = {}
@@ -117,9 +122,6 @@ class Recorder:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step(index)))
             self._handles.append(optimizer.register_step_post_hook(self._after_step(index)))
         self._print = self._fingerprint()[1].clone()
-        if self.skipped:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
         return self
 
     def __exit__(
@@ -312,5 +314,9 @@ def record(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if dtype not in DTYPES:
         raise RecordingError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    try:
+        json.dumps(about)
+    except (TypeError, ValueError) as error:
+        raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values)
     return Recorder(model, optimizers, Path(path), layers, storage, overwrite, about or {})

@@ -223,6 +223,15 @@ def test_an_unknown_precision(tmp_path: Path) -> None:
         record(model, sgd(model), tmp_path / "run", dtype="int8")
 
 
+def test_about_is_what_json_can_hold(tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(RecordingError, match="about must be what JSON can hold"):
+        record(model, sgd(model), tmp_path / "run", about={"model": model})
+    with record(model, sgd(model), tmp_path / "run", about={"classes": ["a", "b"]}):
+        pass
+    assert dualform.load(tmp_path / "run").about == {"classes": ["a", "b"]}
+
+
 def test_a_recorder_is_entered_once(tmp_path: Path) -> None:
     model = network()
     recorder = record(model, sgd(model), tmp_path / "run")
@@ -232,6 +241,8 @@ def test_a_recorder_is_entered_once(tmp_path: Path) -> None:
         recorder.__enter__()
     with pytest.raises(RecordingError, match="with block"):
         record(model, sgd(model), tmp_path / "other").sync()
+    with pytest.raises(RecordingError, match="with block"):
+        record(model, sgd(model), tmp_path / "other").tag(label=1)
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
