@@ -26,10 +26,10 @@ class Naive:
 
     def add(self, step: int, keys: Tensor, ids: Tensor, labels: Tensor, task: str) -> None:
         self.keys.append(keys.clone())
-        for key, values in zip(
-            self.columns, ([step] * len(ids), ids.tolist(), labels.tolist(), [task] * len(ids)), strict=True
-        ):
-            self.columns[key] += values
+        self.columns["step"] += [step] * len(ids)
+        self.columns["id"] += ids.tolist()
+        self.columns["label"] += labels.tolist()
+        self.columns["task"] += [task] * len(ids)
 
     def scores(self, queries: Tensor) -> np.ndarray:
         return (torch.cat(self.keys) @ queries.mT).numpy()  # (slots, queries)
