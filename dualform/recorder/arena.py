@@ -9,7 +9,6 @@ those of the step before: the writer then has few large pieces to go through, no
 
 from collections import deque
 from collections.abc import Callable
-from math import prod
 
 import torch
 from torch import Tensor
@@ -25,16 +24,17 @@ class Arena:
         self._used: list[Tensor] = []
         self._last: dict[str, tuple[Tensor, int]] = {}  # of each column: its last block, and where its rows end
 
-    def empty(self, column: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """An uninitialised tensor on the CPU, right behind the column's last one if there is room."""
-        size = prod(shape)
+    def empty(self, column: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """Uninitialised rows on the CPU, right behind the column's last ones if there is room."""
+        rows, width = shape
         block, start = self._last.get(column, (None, 0))
-        if block is None or len(block) < start + size:
-            whole = self._block(size * dtype.itemsize)
+        if block is None or len(block) < start + rows:
+            whole = self._block(rows * width * dtype.itemsize)
             self._used.append(whole)
-            block, start = whole.view(dtype), 0
-        self._last[column] = block, start + size
-        return block[start : start + size].view(shape)
+            row = width * dtype.itemsize
+            block, start = whole[: len(whole) // row * row].view(dtype).view(-1, width), 0
+        self._last[column] = block, start + rows
+        return block[start : start + rows]
 
     def _block(self, size: int) -> Tensor:
         if size <= _BLOCK and self._free:

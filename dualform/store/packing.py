@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-Empty = Callable[[tuple[int, ...], torch.dtype], Tensor]
+Empty = Callable[[tuple[int, int], torch.dtype], Tensor]
 
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought into [2**14, 2**15)
-_MOST = 126  # powers of two beyond it are not normal float32 numbers; only rows below 1e-33 notice
+_EXPONENT_BITS = 0x7F800000
+_LEAST = 15  # smaller sizes count as this one: the power for them would not be a float32; below 1e-33
 
 
 def pack(rows: Tensor, dtype: str, empty: Empty) -> tuple[Tensor, Tensor | None]:
@@ -26,17 +27,27 @@ def pack(rows: Tensor, dtype: str, empty: Empty) -> tuple[Tensor, Tensor | None]
 
     The copy goes to memory that `empty(shape, dtype)` provides.
     """
-    packed = empty(tuple(rows.shape), TORCH[dtype])
+    packed = empty((rows.shape[0], rows.shape[1]), TORCH[dtype])
     if dtype != "float16":
         return packed.copy_(rows), None
     rows = rows if rows.dtype == torch.float64 else rows.float()
     # Not the row's norm: its squares overflow and underflow long before the entries do. What is done on
     # one number a row is quicker in numpy.
-    highest, lowest = (found.float().cpu().numpy() for found in (rows.amax(dim=1), rows.amin(dim=1)))
-    exponent = np.maximum(_exponent(np.maximum(highest, -lowest)) - _TOP, -_MOST)
-    scale = torch.from_numpy(_power_of_two(-exponent)[:, None]).to(rows.device)
-    scaled = torch.mul(rows, scale, out=packed) if rows.device == packed.device else packed.copy_(rows * scale)
-    return scaled, torch.from_numpy(exponent.astype(np.int16))
+    highest, lowest = rows.amax(dim=1).cpu().numpy(), rows.amin(dim=1).cpu().numpy()
+    exponent, scale = _scaling(np.maximum(highest, -lowest).astype(np.float32, copy=False))
+    factor = torch.from_numpy(scale[:, None]).to(rows.device)
+    scaled = torch.mul(rows, factor, out=packed) if rows.device == packed.device else packed.copy_(rows * factor)
+    return scaled, torch.from_numpy(exponent)
+
+
+def _scaling(sizes: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+    """For rows of these sizes the exponents to be divided by, and the exact powers of two that do it.
+
+    A float32's bits 23 to 30 are its exponent plus 127, so both take a subtraction.
+    """
+    biased = np.maximum((sizes.view(np.int32) & _EXPONENT_BITS) >> 23, _LEAST)
+    exponent = (biased - (126 + _TOP)).astype(np.int16)
+    return exponent, ((127 + 126 + _TOP - biased) << 23).view(np.float32)
 
 
 def unpack(rows: Tensor, exponent: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -46,12 +57,6 @@ def unpack(rows: Tensor, exponent: Tensor | None, dtype: torch.dtype) -> Tensor:
         return wide
     scale = torch.from_numpy(_power_of_two(exponent.cpu().numpy())).to(rows.device)
     return wide.mul_(scale[:, None])
-
-
-def _exponent(sizes: NDArray[np.float32]) -> NDArray[np.int32]:
-    """The exponent above each size, 2**(e - 1) <= size < 2**e: its bits taken apart."""
-    exponent: NDArray[np.int32] = (sizes.view(np.int32) >> 23) - 126
-    return exponent
 
 
 def _power_of_two(exponent: NDArray[np.integer[Any]]) -> NDArray[np.float32]:

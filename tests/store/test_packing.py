@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from dualform.store.packing import TORCH, pack, unpack
 
 
-def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def empty(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
