@@ -1,0 +1,1 @@
+"""Questions to a run: slots in blocks, folded into answers, by selection and group."""

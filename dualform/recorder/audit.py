@@ -14,7 +14,6 @@ over the passes is not unique.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from dualform.recorder.capture import Pass
 from dualform.recorder.probe import Probe, array
 
 Array = NDArray[np.float64]
-T = TypeVar("T")
 
 # What rounding may leave over, elementwise: _SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).

@@ -186,4 +186,4 @@ with record(model, optimizer, {str(tmp_path / "run")!r}) as recorder:
 
 def test_opening_a_run_needs_no_torch(run: Path) -> None:
     script = f"import sys; from dualform.store import Run; Run({str(run)!r}); assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
