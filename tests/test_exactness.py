@@ -1,7 +1,7 @@
 """The product: on random runs, everything the memory says agrees with a dense float64 reference."""
 
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from hypothesis import given
@@ -15,9 +15,9 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def recorded(recipe: Recipe) -> tuple[Trained, dualform.Memory]:
-    path = Path(tempfile.mkdtemp(prefix="dualform-test-"))
-    trained = train(recipe, path / "run")
-    return trained, dualform.load(path / "run")
+    with TemporaryDirectory() as path:  # an open memory map outlives its file
+        trained = train(recipe, Path(path) / "run")
+        return trained, dualform.load(Path(path) / "run")
 
 
 @given(recipes())
