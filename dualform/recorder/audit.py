@@ -183,11 +183,21 @@ def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
         together = _weighted(latest, products)
         if together.any():
             yield latest * ((together * targets).sum() / np.square(together).sum())
-    if sound.any():
-        matrix, right = torch.from_numpy(products.T.copy()), torch.from_numpy(targets[:, None])
-        single = array(torch.linalg.lstsq(matrix, right, driver="gelsd").solution[:, 0])
-        yield np.where(np.abs(single - single.round()) < 1e-2, single.round(), single)
+    for latest in reversed(suffixes[:-1]):  # one factor for each pass, of as few passes as will do
+        single = _fitted(products, targets, latest > 0)
+        yield np.where(np.abs(single - 1) < 1e-2, 1.0, single)
         yield single
+
+
+def _fitted(products: Array, targets: Array, used: NDArray[np.bool_]) -> Array:
+    """Least squares for the factors of some passes, refined once: a clipped gradient is small beside its passes."""
+    factors = np.zeros(len(used))
+    if used.any():
+        matrix = torch.from_numpy(products[used].T.copy())  # (equations, passes)
+        for _ in range(2):
+            left_over = torch.from_numpy(targets - _weighted(factors, products))[:, None]
+            factors[used] += array(torch.linalg.lstsq(matrix, left_over, driver="gelsd").solution[:, 0])
+    return factors
 
 
 def _weighted(factors: Array, products: Array) -> Array:
