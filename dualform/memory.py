@@ -28,8 +28,9 @@ from dualform.query.coefficients import Ledger
 from dualform.query.queries import match_modules, queries_of
 from dualform.query.rebuild import stored_tensor, weights
 from dualform.query.scan import Slots, wide
+from dualform.query.scope import Scope
 from dualform.query.selection import Selection, condition
-from dualform.spotlight import Scope, Spotlight
+from dualform.spotlight import Spotlight
 from dualform.store import Run, Shard, clean_name, summary, summary_lines
 
 

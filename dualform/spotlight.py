@@ -12,7 +12,6 @@ kept and asked of many layers: `Top(500, by="label")`, `Total(by="label")`, `Tim
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,48 +20,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import QueryError, UnknownName
-from dualform.query.coefficients import Ledger, ParameterCoefficients
-from dualform.query.folds import Fold, KeySumFold, Scores, TopFold, TotalFold, best_of_cells
-from dualform.query.groups import AllInOne, By, ByTags, ByTime, Grouping
+from dualform.query.folds import Fold, TopFold, TotalFold, best_of_cells
+from dualform.query.groups import By
 from dualform.query.rebuild import OutputFold, initial_output
-from dualform.query.scan import Block, Slots
-from dualform.query.selection import Selection
-from dualform.store import Layer, Run
+from dualform.query.scan import Block
+from dualform.query.scope import Scope, scan
+from dualform.query.totals import Sums
+from dualform.store import Layer
 from dualform.table import Table
 
 Array = NDArray[Any]
 
 _QUERIES = 1024  # asked at a time, so that memory does not grow with their number
-
-
-class Scope:
-    """A run, seen through a selection: what every question to it has in common, found once."""
-
-    def __init__(self, run: Run, selection: Selection, ledger: Ledger) -> None:
-        self.run, self.selection, self.ledger = run, selection, ledger
-        self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
-        self.grouping = lru_cache(maxsize=64)(self._grouping)
-        self.key_sums: dict[tuple[str, By | int | None], KeySumFold] = {}  # found once, good for all queries
-
-    @property
-    def coefficients(self) -> dict[str, ParameterCoefficients]:
-        return self.ledger.between(0, self.selection.until)
-
-    def _grouping(self, layer: str, by: "By | int | None") -> Grouping:
-        """By tags, by that many stretches of time, or all in one."""
-        if by is None:
-            return AllInOne()
-        if isinstance(by, int):
-            return ByTime(by, self.selection.until)
-        return ByTags.of(self.run, self.run.layers[layer], by)
-
-
-def scan(scope: Scope, layer: str, folds: list[Any], queries: Tensor) -> None:
-    """Feed all blocks of a layer's chosen slots to the folds."""
-    for block in scope.slots(layer).scan(scope.selection):
-        scores = Scores(block, queries)
-        for fold in folds:
-            fold.add(block, scores)
 
 
 class Question(Protocol):
@@ -136,20 +105,24 @@ class Top:
 
 @dataclass(frozen=True)
 class Total:
-    """The sum of attention weights of each query over each group of slots.
+    """The sum of attention weights of each query over each group of slots; of their sizes if `absolute`.
 
-    By linearity it is (sum of the group's keys) . q, so the slots are read once for all queries ever;
-    with `absolute`, the sum of absolute weights, they are read again unless nothing is negative.
+    With `valued`, each weight is first multiplied by the size of the value it belongs to, |c_t| ||e_t||.
     """
 
     by: By | None = None
     absolute: bool = False
+    valued: bool = False
 
     def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
-        return _begin_total(scope, layer, queries, self.by, self.absolute)
+        return self._sums.begin(scope, layer, queries)
 
     def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
-        return _totals(scope, layer, queries, self.by, self.absolute, fold)
+        return _totals(scope, layer, queries, self._sums, fold)
+
+    @property
+    def _sums(self) -> Sums:
+        return Sums(self.by, self.absolute, self.valued)
 
 
 @dataclass(frozen=True)
@@ -158,32 +131,23 @@ class Timeline:
 
     bins: int = 60
     absolute: bool = False
+    valued: bool = False
 
     def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
-        return _begin_total(scope, layer, queries, self.bins, self.absolute)
+        return self._sums.begin(scope, layer, queries)
 
     def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
-        return _totals(scope, layer, queries, self.bins, self.absolute, fold)
+        return _totals(scope, layer, queries, self._sums, fold)
+
+    @property
+    def _sums(self) -> Sums:
+        return Sums(self.bins, self.absolute, self.valued)
 
 
-def _begin_total(scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool) -> Fold | None:
-    """Sums of keys will do without absolute values, and with them if nothing turns out to be negative."""
-    sums = scope.key_sums.get((layer, by))
-    if absolute and (bool((queries < 0).any()) or (sums is not None and not sums.nonnegative)):
-        return TotalFold(scope.grouping(layer, by), len(queries), absolute)
-    return KeySumFold(scope.grouping(layer, by), scope.run.layers[layer].d_in) if sums is None else None
-
-
-def _totals(scope: Scope, layer: str, queries: Tensor, by: By | int | None, absolute: bool, fold: Any) -> Table:
-    if isinstance(fold, KeySumFold):
-        scope.key_sums[layer, by] = fold
-    if absolute and not isinstance(fold, TotalFold) and not scope.key_sums[layer, by].nonnegative:
-        fold = TotalFold(scope.grouping(layer, by), len(queries), absolute)  # known too late: one more reading
-        scan(scope, layer, [fold], queries)
-    by_query = fold.totals if isinstance(fold, TotalFold) else scope.key_sums[layer, by].sums @ queries.double().mT
-    columns = scope.grouping(layer, by).columns
+def _totals(scope: Scope, layer: str, queries: Tensor, sums: Sums, fold: Any) -> Table:
+    by_query = sums.by_query(scope, layer, queries, fold)
     groups, count = by_query.shape  # (groups, queries)
-    repeated = {name: np.tile(values, count) for name, values in columns.items()}
+    repeated = {name: np.tile(values, count) for name, values in scope.grouping(layer, sums.by).columns.items()}
     return Table({"query": np.repeat(np.arange(count), groups), **repeated, "total": by_query.mT.reshape(-1).numpy()})
 
 
@@ -241,14 +205,17 @@ class LayerSpotlight:
         table: Table = self._ask(Top(k, by, per, absolute))
         return table
 
-    def total(self, by: By | None = None, absolute: bool = False) -> Table:
-        """Attention summed over groups of slots: `total(by="label")`, `total(by=("task", "label"))`."""
-        table: Table = self._ask(Total(by, absolute))
+    def total(self, by: By | None = None, absolute: bool = False, valued: bool = False) -> Table:
+        """Attention summed over groups of slots: `total(by="label")`, `total(by=("task", "label"))`.
+
+        With `absolute`, sizes of weights are summed; with `valued`, each counts |c_t| ||e_t|| times.
+        """
+        table: Table = self._ask(Total(by, absolute, valued))
         return table
 
-    def timeline(self, bins: int = 60, absolute: bool = False) -> Table:
+    def timeline(self, bins: int = 60, absolute: bool = False, valued: bool = False) -> Table:
         """Attention summed over stretches of training time."""
-        table: Table = self._ask(Timeline(bins, absolute))
+        table: Table = self._ask(Timeline(bins, absolute, valued))
         return table
 
     def output(self) -> Tensor:

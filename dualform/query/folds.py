@@ -4,6 +4,7 @@ All folds of a question are fed from one pass over the slots. Scores are (slots,
 weights x_t . q, accumulated in float32 at least, absolute values if asked for.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from dualform.query.groups import Grouping, size
 from dualform.query.scan import Block
 
 Array = NDArray[Any]
+Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
 
 
 class Fold(Protocol):
@@ -97,15 +99,17 @@ def best_of_cells(cell: Array, slot: Array, score: Array, k: int) -> Array:
 class TotalFold:
     """The sum of scores of each query in each group, scanned: needed where absolute values are taken."""
 
-    def __init__(self, grouping: Grouping, queries: int, absolute: bool) -> None:
-        self._grouping, self._absolute = grouping, absolute
+    def __init__(self, grouping: Grouping, queries: int, absolute: bool, factors: Factors | None = None) -> None:
+        self._grouping, self._absolute, self._factors = grouping, absolute, factors
         self.totals = torch.zeros(size(grouping), queries, dtype=torch.float64)
         self.visits = np.zeros(size(grouping), dtype=np.int64)
         self.first_slot = np.full(size(grouping), np.iinfo(np.int64).max)
 
     def add(self, block: Block, scores: Scores) -> None:
         codes = self._grouping.codes(block)
-        self.totals += group_sums(scores.weights(self._absolute), codes, len(self.visits))
+        self.totals += group_sums(
+            _scaled(scores.weights(self._absolute), block, self._factors), codes, len(self.visits)
+        )
         self.visits += np.bincount(codes, minlength=len(self.visits))
         np.minimum.at(self.first_slot, codes, block.slots)
 
@@ -113,14 +117,19 @@ class TotalFold:
 class KeySumFold:
     """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
 
-    def __init__(self, grouping: Grouping, d_in: int) -> None:
-        self._grouping = grouping
+    def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
+        self._grouping, self._factors = grouping, factors
         self.sums = torch.zeros(size(grouping), d_in, dtype=torch.float64)
         self.nonnegative = True
 
     def add(self, block: Block, scores: Scores) -> None:
-        self.sums += group_sums(block.keys, self._grouping.codes(block), len(self.sums))
+        keys = _scaled(block.keys, block, self._factors)
+        self.sums += group_sums(keys, self._grouping.codes(block), len(self.sums))
         self.nonnegative = self.nonnegative and bool((block.keys >= 0).all())
+
+
+def _scaled(rows: Tensor, block: Block, factors: Factors | None) -> Tensor:
+    return rows if factors is None else rows * factors(block).to(rows.dtype)[:, None]
 
 
 def group_sums(rows: Tensor, codes: NDArray[np.int64], groups: int) -> Tensor:

@@ -52,6 +52,16 @@ class Slots:
     def __len__(self) -> int:
         return int(self._slot_starts[-1])
 
+    @property
+    def stored(self) -> int:
+        """Stored keys: fewer than slots where keys that come again are stored once."""
+        return int(self._key_starts[-1])
+
+    @property
+    def indexed(self) -> bool:
+        """Whether every slot says which stored key is its own."""
+        return all(f"slots/{self.layer.name}/key_index" in shard for shard in self._key_shards)
+
     def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
         """The slots of a selection, from step `since` on."""
         size = max(1, _BLOCK_NUMBERS // (self.layer.d_in + self.layer.d_out))
@@ -123,10 +133,14 @@ class Block:
     @cached_property
     def keys(self) -> Tensor:
         """(slots, d_in)"""
-        shard = self._piece.shard
-        if f"{self._prefix}/key_index" in shard:
-            return unpack(*self._of.stored_keys(shard[f"{self._prefix}/key_index"][self._rows]), self.wide)
+        if f"{self._prefix}/key_index" in self._piece.shard:
+            return unpack(*self._of.stored_keys(self.key_index), self.wide)
         return self._unpacked("keys", "key_exponent")
+
+    @property
+    def key_index(self) -> Array:
+        """The stored key of each slot, where there is such an index: see `Slots.indexed`."""
+        return self._piece.shard[f"{self._prefix}/key_index"][self._rows]
 
     @cached_property
     def values(self) -> Tensor:

@@ -1,0 +1,111 @@
+"""Sums of attention weights over groups of slots, each in the cheapest way that is exact.
+
+- Without absolute values, or where neither keys nor queries are negative, by linearity: the sum over a
+  group is (sum of its keys) . q.
+- With absolute values, where keys are stored once however often they come: every stored key is scored
+  once, and counts for as much as its slots in a group do together.
+- Else slot by slot.
+
+The first two keep something small that serves all later queries without another reading of the slots.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualform.duality import attention_weights
+from dualform.query.folds import Fold, KeySumFold, TotalFold
+from dualform.query.groups import By, Grouping, size
+from dualform.query.scan import Block, Slots
+from dualform.query.scope import Scope, scan
+from dualform.store.packing import unpack
+
+_MOST = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
+_CHUNK = 4096  # stored keys scored at a time
+
+
+class Strengths:
+    """What each slot's attention weight is multiplied by: the size |c_t| ||e_t|| of what it points to."""
+
+    def __init__(self, scope: Scope, layer: str) -> None:
+        self._part = scope.run.layers[layer].trained[0]
+        self._of = scope.coefficients[self._part.parameter]
+
+    def __call__(self, block: Block) -> Tensor:
+        """(slots,)"""
+        coefficient = torch.from_numpy(block.coefficients(self._part, self._of)).abs()
+        norms: Tensor = torch.linalg.vector_norm(block.values, dim=1)
+        return coefficient * norms
+
+
+class KeyCountFold:
+    """For each stored key, how much its slots in each group count together."""
+
+    def __init__(self, slots: Slots, grouping: Grouping, strengths: Strengths | None) -> None:
+        self._slots, self._grouping, self._strengths = slots, grouping, strengths
+        self._groups = size(grouping)
+        self.counts = torch.zeros(slots.stored, self._groups, dtype=torch.float64)
+
+    def add(self, block: Block, scores: object) -> None:
+        cell = torch.from_numpy(block.key_index * self._groups + self._grouping.codes(block))
+        strength = self._strengths(block) if self._strengths else torch.ones(len(block), dtype=torch.float64)
+        self.counts.view(-1).index_add_(0, cell, strength.double())
+
+    def totals(self, queries: Tensor) -> Tensor:
+        """Sums of absolute attention weights: (groups, queries)."""
+        totals = torch.zeros(self._groups, len(queries), dtype=torch.float64)
+        used = torch.nonzero(self.counts.any(dim=1)).flatten()
+        for rows in used.split(_CHUNK):
+            keys = unpack(*self._slots.stored_keys(rows.numpy()), queries.dtype)
+            scores = attention_weights(keys, queries).abs_()  # (queries, keys)
+            totals += (scores @ self.counts[rows].to(queries.dtype)).mT.double()
+        return totals
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Which sums are meant: `begin` says what has to be read for them, `by_query` what they are."""
+
+    by: By | int | None
+    absolute: bool
+    valued: bool
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+        """A fold to be fed, or None if all that is needed was kept from an earlier question."""
+        way = self._way(scope, layer, queries)
+        return None if (layer, way, self.by, self.valued) in scope.kept else self._fold(way, scope, layer, queries)
+
+    def by_query(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Tensor:
+        """(groups, queries)"""
+        if isinstance(fold, TotalFold):
+            return fold.totals
+        if fold is not None:
+            scope.kept[layer, type(fold), self.by, self.valued] = fold
+        way = self._way(scope, layer, queries)
+        kept = scope.kept.get((layer, way, self.by, self.valued))
+        if isinstance(kept, KeySumFold):
+            return kept.sums @ queries.double().mT
+        if isinstance(kept, KeyCountFold):
+            return kept.totals(queries)
+        # Sums of keys were hoped to do, until a key turned out to be negative: one more reading.
+        second = self._fold(way, scope, layer, queries)
+        scan(scope, layer, [second], queries)
+        return self.by_query(scope, layer, queries, second)
+
+    def _way(self, scope: Scope, layer: str, queries: Tensor) -> type:
+        sums = scope.kept.get((layer, KeySumFold, self.by, self.valued))
+        if not self.absolute or (bool((queries >= 0).all()) and (sums is None or sums.nonnegative)):
+            return KeySumFold
+        slots, groups = scope.slots(layer), size(scope.grouping(layer, self.by))
+        return KeyCountFold if slots.indexed and slots.stored * groups <= _MOST else TotalFold
+
+    def _fold(self, way: type, scope: Scope, layer: str, queries: Tensor) -> Fold:
+        grouping = scope.grouping(layer, self.by)
+        strengths = Strengths(scope, layer) if self.valued else None
+        if way is KeySumFold:
+            return KeySumFold(grouping, scope.run.layers[layer].d_in, strengths)
+        if way is KeyCountFold:
+            return KeyCountFold(scope.slots(layer), grouping, strengths)
+        return TotalFold(grouping, len(queries), self.absolute, strengths)
