@@ -1,0 +1,66 @@
+"""The application that commands join, what they share, and how it tells of errors.
+
+    @app.command(epilog="Example: dualform info runs/demo")
+    def info(run: Run, as_json: AsJson = False) -> None: ...
+
+A new module of commands is imported in `dualform/cli/__init__.py`.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dualform import __version__
+from dualform.errors import DualformError
+
+
+class _Commands(TyperGroup):
+    """Turns what went wrong on the user's side into one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # `dualform ... | head` is no error; typer knows what to do
+        except DualformError as error:
+            _fail(str(error), 1)
+        except OSError as error:
+            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+        except KeyboardInterrupt:
+            _fail("interrupted", 130)
+
+
+def _fail(reason: str, code: int) -> None:
+    print(f"dualform: {' '.join(reason.split())}", file=sys.stderr)
+    raise typer.Exit(code)
+
+
+app = typer.Typer(
+    cls=_Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]}, epilog="Begin with: dualform demo",
+)  # fmt: skip
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a recorded run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
+
+
+def main() -> None:
+    app(prog_name="dualform")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"dualform {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _dualform(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Which training examples are behind this prediction? The exact dual form of PyTorch layers."""

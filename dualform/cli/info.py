@@ -1,0 +1,36 @@
+"""`dualform info` and `dualform verify`: what a run holds, and whether it is exact."""
+
+import typer
+
+from dualform.cli.app import AsJson, Run, app
+from dualform.cli.output import print_json, quiet
+
+
+@app.command(epilog="Example: dualform info runs/demo")
+def info(run: Run, as_json: AsJson = False) -> None:
+    """What a run holds: layers, slots, steps, tags, bytes. Reads headers only."""
+    from dualform import store, terminal
+
+    opened = store.Run(run)
+    if as_json:
+        print_json(store.summary(opened))
+    else:
+        terminal.console().print(terminal.facts(store.summary_lines(opened)))
+
+
+@app.command(epilog="Example: dualform verify runs/demo && echo exact")
+def verify(run: Run, as_json: AsJson = False) -> None:
+    """Read every byte and measure how exactly the dual form is the model. Exits with 1 if it is not."""
+    import dualform
+    from dualform import terminal
+
+    out = terminal.console()
+    memory = dualform.load(run)
+    with terminal.busy(quiet(out, as_json), "verifying") as at:
+        certificate = memory.verify(at)
+    if as_json:
+        print_json(certificate.to_dict())
+    else:
+        out.print(*terminal.certificate(certificate), sep="\n")
+    if not certificate.ok:
+        raise typer.Exit(1)

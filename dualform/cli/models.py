@@ -1,0 +1,112 @@
+"""The model and the inputs of a run, or those that the user named.
+
+    network = memory.model(make(own_model(memory)))
+    row = one_input(read(own_inputs(memory)), 3)        # (1, ...)
+
+A run by itself may name only code of this package and files in its own directory.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dualform.errors import QueryError, UnknownName
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from dualform.memory import Memory
+
+_OWN = "dualform.experiments."  # models a run may name by itself: code of this package
+
+
+def own_model(memory: "Memory") -> str:
+    """The model a run names by itself. Only this package's code: opening a run must not run a stranger's."""
+    named = memory.about.get("model")
+    if isinstance(named, str) and named.startswith(_OWN):
+        return named
+    hint = f"; the run says {named}, pass it if you trust it" if isinstance(named, str) else ""
+    raise QueryError(f"which model? pass --model PACKAGE:FACTORY, a function or class that makes it{hint}")
+
+
+def own_inputs(memory: "Memory") -> Path:
+    named = memory.about.get("inputs")
+    if not isinstance(named, str):
+        raise QueryError("which inputs? the run has none of its own: pass --input FILE.npy or FILE.safetensors")
+    if named in ("", ".", "..") or "/" in named or "\\" in named or ":" in named:
+        raise QueryError(f"the run names {named!r} as its inputs, which is no file of its own: pass --input FILE")
+    return memory.path / named
+
+
+def importable(named: str) -> str:
+    """The user named it, so the current directory counts, as it does for `python -m`."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return named
+
+
+def make(named: str) -> "nn.Module":
+    from torch import nn
+
+    package, _, factory = named.partition(":")
+    if not package or not factory:
+        raise QueryError(f"--model must be PACKAGE:FACTORY, such as my_project.models:mlp, not {named!r}")
+    try:
+        module = import_module(package)
+    except Exception as error:
+        raise QueryError(f"cannot import {package!r}: {type(error).__name__}: {error}") from error
+    if not hasattr(module, factory):
+        raise UnknownName(f"factory in {package} called", factory, (n for n in vars(module) if not n.startswith("_")))
+    try:
+        made = getattr(module, factory)()
+    except Exception as error:
+        raise QueryError(f"{named} does not make a model: {type(error).__name__}: {error}") from error
+    if not isinstance(made, nn.Module):
+        raise QueryError(f"{named} must make a torch.nn.Module, it made a {type(made).__name__}")
+    return made
+
+
+def read(path: Path) -> "Tensor":
+    """Inputs from a file that can hold nothing but numbers: (inputs, ...)."""
+    readers = {".npy": _read_npy, ".safetensors": _read_safetensors}
+    if path.suffix not in readers:
+        raise QueryError(f"{path} is neither .npy nor .safetensors; save the inputs as one of them")
+    if not path.is_file():
+        raise QueryError(f"there is no file {path}")
+    rows = readers[path.suffix](path)
+    if not rows.dim():
+        raise QueryError(f"{path} holds a single number; inputs have a first dimension that counts them")
+    return rows
+
+
+def _read_npy(path: Path) -> "Tensor":
+    import numpy as np
+    import torch
+
+    try:
+        return torch.from_numpy(np.lib.format.open_memmap(path, mode="r").copy())
+    except (ValueError, TypeError) as error:
+        raise QueryError(f"cannot read {path} as an array of numbers: {error}") from error
+
+
+def _read_safetensors(path: Path) -> "Tensor":
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = list(file.keys())
+            if "inputs" not in names and len(names) != 1:
+                raise UnknownName(f"tensor in {path} called", "inputs", names)
+            tensor: Tensor = file.get_tensor("inputs" if "inputs" in names else names[0])
+            return tensor
+    except SafetensorError as error:
+        raise QueryError(f"cannot read {path}: {error}") from error
+
+
+def one_input(rows: "Tensor", index: int) -> "Tensor":
+    """One input as a batch of its own."""
+    if not 0 <= index < len(rows):
+        raise QueryError(f"there is no input {index}; there are {len(rows)}, counted from 0")
+    return rows[index : index + 1]
