@@ -11,6 +11,7 @@ DualformError
 ├── QueryError                 the question does not fit the memory
 │   ├── UnknownName            no such layer, tag or value; lists those there are
 │   └── NotRecorded            the run does not hold what the question needs
+├── DataError                  a data set is not found, not downloadable or malformed
 └── MissingExtra               an optional dependency is not installed
 """
 
@@ -62,6 +63,10 @@ class UnknownName(QueryError):
 
     def __init__(self, kind: str, name: object, known: Iterable[object]) -> None:
         super().__init__(f"no {kind} {name!r}; there is {listing(known)}")
+
+
+class DataError(DualformError):
+    """A data set is not found, not downloadable or malformed."""
 
 
 class MissingExtra(DualformError):

@@ -1,55 +1,51 @@
 """Handwritten digits that come with scikit-learn: 1,797 images of 8 x 8 pixels, no download.
 
     digits = load()
-    digits.train.images          # (1437, 64), standardised
+    digits.train.raw             # (1437, 64), ink from 0 to 16
     digits.test.labels           # (360,)
+    turned().test.raw            # the same 360 lying on their side, ink and paper exchanged
 
-The order and the split are fixed, so that row numbers mean the same everywhere.
+The order and the split are fixed, so that row numbers mean the same everywhere, in both sets.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from dualform.datasets.images import ImageSet, Split
 from dualform.errors import MissingExtra
 
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 IMAGE_SHAPE = (8, 8)
 TRAINING = 1437  # of 1,797
+MOST_INK = 16
 _SPLIT_SEED = 0
 
 
-@dataclass(frozen=True)
-class Split:
-    """Images in the same order as networks see them (`images`), as people see them (`raw`), and labels."""
-
-    images: Tensor  # (n, 64) float32, standardised by the training set
-    raw: Tensor  # (n, 64) uint8, ink from 0 to 16
-    labels: Tensor  # (n,) int64
-
-
-@dataclass(frozen=True)
-class Digits:
-    train: Split
-    test: Split
-
-
-def load() -> Digits:
+def load() -> ImageSet:
     """All digits, four in five of them for training."""
     pixels, labels = _embedded()
+    return _in_order("digits", CLASS_NAMES, pixels, labels)
+
+
+def turned() -> ImageSet:
+    """A second task of the same handwriting: turned to the left by a right angle, ink and paper exchanged."""
+    pixels, labels = _embedded()
+    upright = pixels.reshape(-1, *IMAGE_SHAPE)
+    lying = np.rot90(upright, axes=(1, 2)).reshape(pixels.shape)  # (1797, 64)
+    return _in_order("turned-digits", tuple(f"turned {name}" for name in CLASS_NAMES), MOST_INK - lying, labels)
+
+
+def _in_order(
+    name: str, class_names: tuple[str, ...], pixels: NDArray[np.uint8], labels: NDArray[np.int64]
+) -> ImageSet:
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(pixels))
     raw, label = torch.from_numpy(pixels[order]), torch.from_numpy(labels[order])
-    ink = raw[:TRAINING].float()
-    # One mean and deviation for all pixels: some border pixels are never inked, their own would be 0.
-    images = (raw.float() - ink.mean()) / ink.std()
-    parts = (slice(None, TRAINING), slice(TRAINING, None))
-    train, test = (Split(images[part].contiguous(), raw[part], label[part]) for part in parts)
-    return Digits(train, test)
+    train, test = (Split(raw[part], label[part]) for part in (slice(None, TRAINING), slice(TRAINING, None)))
+    return ImageSet(name, class_names, IMAGE_SHAPE, train, test)
 
 
-def _embedded() -> tuple[np.ndarray, np.ndarray]:
+def _embedded() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     try:
         from sklearn.datasets import load_digits
     except ImportError:

@@ -9,7 +9,6 @@ Everything it needs comes with the package, and it takes seconds.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,9 @@ from torch import Tensor, nn
 
 import dualform
 from dualform import plots
-from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, Digits, load
+from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
+from dualform.datasets.images import ImageSet, standardised
+from dualform.experiments.threads import one_thread
 from dualform.store import Run
 from dualform.table import Table
 
@@ -52,7 +53,8 @@ class Trained:
     """A trained network with what it was trained and tested on."""
 
     model: nn.Module
-    digits: Digits
+    digits: ImageSet
+    inputs: Tensor  # the test set as the network sees it, (360, 64)
     predictions: Tensor  # of the test set, (360,)
 
     @property
@@ -72,32 +74,22 @@ def train(
     digits = load()
     model = _initial(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    examples = digits.train
+    images, labels = standardised(digits.train.raw, by=digits.train.raw), digits.train.labels
     with (
-        _one_thread(),
+        one_thread(),
         dualform.record(model, optimizer, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
     ):
-        for step, ids in enumerate(_batches(len(examples.labels), steps, seed)):
-            recorder.tag(id=ids, label=examples.labels[ids])
-            loss = F.cross_entropy(model(examples.images[ids]), examples.labels[ids])
+        for step, ids in enumerate(_batches(len(labels), steps, seed)):
+            recorder.tag(id=ids, label=labels[ids])
+            loss = F.cross_entropy(model(images[ids]), labels[ids])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             progress(step)
-    _save_inputs(Path(path) / INPUTS, digits)
+    inputs = standardised(digits.test.raw, by=digits.train.raw)
+    _save_inputs(Path(path) / INPUTS, digits, inputs)
     with torch.no_grad():
-        return Trained(model, digits, model(digits.test.images).argmax(dim=1))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Products this small only wait for each other in several threads, for minutes on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        return Trained(model, digits, inputs, model(inputs).argmax(dim=1))
 
 
 def _initial(seed: int) -> nn.Module:
@@ -117,10 +109,10 @@ def _batches(examples: int, steps: int, seed: int) -> Iterator[Tensor]:
         yield order[first : first + BATCH]
 
 
-def _save_inputs(path: Path, digits: Digits) -> None:
+def _save_inputs(path: Path, digits: ImageSet, inputs: Tensor) -> None:
     """What questions to the run need later: test inputs, and images to draw; the tag `id` is their row."""
     tensors = {
-        "inputs": digits.test.images,
+        "inputs": inputs,
         "labels": digits.test.labels,
         "images": digits.test.raw,
         "training_images": digits.train.raw,
@@ -160,7 +152,7 @@ class Explanation:
 
 def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = 5) -> list[Explanation]:
     """Ask the memory about test digits; visits to the same training digit are summed."""
-    spotlight = memory.attend(trained.model, trained.digits.test.images[list(indices)])
+    spotlight = memory.attend(trained.model, trained.inputs[list(indices)])
     answers = spotlight.collect(dualform.Top(top, per="id"), dualform.Total(by="label"))
     return [
         Explanation(
@@ -180,7 +172,7 @@ def picture(images: Tensor, rows: int | NDArray[Any]) -> NDArray[Any]:
     return found.reshape(*np.shape(rows), *IMAGE_SHAPE)
 
 
-def figure(explanation: Explanation, digits: Digits) -> Any:
+def figure(explanation: Explanation, digits: ImageSet) -> Any:
     """A matplotlib figure of one prediction and what is behind it."""
     subject = plots.Subject(picture(digits.test.raw, explanation.index), explanation.predicted, explanation.true)
     rows = [

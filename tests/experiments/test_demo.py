@@ -1,7 +1,6 @@
 """The demo, with few steps: from data to figures."""
 
 import json
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from typer.testing import CliRunner
 
 import dualform
 from dualform.cli import app
-from dualform.datasets import digits
-from dualform.errors import MissingExtra
 from dualform.experiments import demo
 
 STEPS = "20"
@@ -25,24 +22,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "chosen", partial(demo.chosen, count=1))
     return tmp_path
-
-
-def test_digits_are_split_and_standardised_by_the_training_set() -> None:
-    data = digits.load()
-    assert data.train.images.shape == (1437, 64)
-    assert data.test.images.shape == (360, 64)
-    assert data.train.images.dtype == torch.float32
-    assert data.train.labels.dtype == torch.int64
-    torch.testing.assert_close(data.train.images.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-    torch.testing.assert_close(data.train.images.std(), torch.tensor(1.0))
-    assert int(data.test.raw.max()) == 16
-    torch.testing.assert_close(digits.load().test.images, data.test.images)
-
-
-def test_missing_scikit_learn_names_the_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtra, match=r"pip install 'dualform\[demo\]'"):
-        digits.load()
 
 
 def test_training_repeats_itself_and_leaves_global_state_alone(tmp_path: Path) -> None:
@@ -59,7 +38,7 @@ def test_a_run_knows_its_model_and_inputs(tmp_path: Path) -> None:
     memory = dualform.load(tmp_path / "run")
     assert memory.about["model"] == "dualform.experiments.demo:network"
     saved = load_file(tmp_path / "run" / memory.about["inputs"])
-    torch.testing.assert_close(saved["inputs"], trained.digits.test.images)
+    torch.testing.assert_close(saved["inputs"], trained.inputs)
     torch.testing.assert_close(saved["training_images"], trained.digits.train.raw)
     assert memory.attend(memory.model(demo.network()), saved["inputs"][:1]).note is None
 

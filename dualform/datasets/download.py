@@ -1,0 +1,93 @@
+"""One file from the first mirror that has it, whole or not at all.
+
+    fetch(["https://a.org/x.gz", "https://b.org/x.gz"], Path("cache/x.gz"), sha256="65a5...")
+
+The digest is of the decompressed bytes: mirrors may pack the same content differently.
+"""
+
+import gzip
+import hashlib
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from typing import BinaryIO
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+from dualform.errors import DataError
+
+Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if the mirror says so
+
+TIMEOUT = 20.0  # seconds without a byte
+_CHUNK = 1 << 16
+_MIRROR_FAILED = (DataError, OSError, HTTPException, EOFError, zlib.error)
+
+
+def silent(file: str, done: int, total: int | None) -> None:
+    """Progress that nobody watches."""
+
+
+def fetch(
+    urls: Sequence[str], path: Path, sha256: str, progress: Progress = silent, *, timeout: float = TIMEOUT
+) -> None:
+    """Download to `path`, gzipped if it ends in `.gz`; a mirror that fails in any way is passed over."""
+    _make_directory(path.parent)
+    failures = []
+    for url in urls:
+        try:
+            _fetch_from(url, path, sha256, partial(progress, path.name), timeout)
+            return
+        except _MIRROR_FAILED as error:
+            failures.append(f"{url}: {_reason(error)}")
+    raise DataError("\n".join([f"no mirror gave {path.name}", *failures]))
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make {path} for downloads: {error.strerror or error}") from error
+
+
+def _fetch_from(url: str, path: Path, sha256: str, progress: Callable[[int, int | None], None], timeout: float) -> None:
+    # The process is in the name, so that two downloads at once do not write into each other's file.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
+            _copy(response, file, progress)
+        _check(temporary, path.suffix == ".gz", sha256)
+        temporary.replace(path)
+    finally:  # an interrupted download, too, leaves nothing behind
+        temporary.unlink(missing_ok=True)
+
+
+def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int | None], None]) -> None:
+    length = response.headers.get("Content-Length", "")
+    total = int(length) if length.isdecimal() else None
+    done = 0
+    while chunk := response.read(_CHUNK):
+        file.write(chunk)
+        done += len(chunk)
+        progress(done, total)
+    if total is not None and done != total:  # http.client takes the end of a connection for the end of the file
+        raise DataError(f"the connection ended after {done:,} of {total:,} bytes")
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _check(path: Path, gzipped: bool, sha256: str) -> None:
+    with gzip.open(path) if gzipped else path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != sha256:
+        raise DataError(f"it is another file: SHA-256 {found[:12]}..., not {sha256[:12]}...")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, HTTPError):
+        error.close()  # it is the response as well, and holds its connection
+        return f"{error.code} {error.reason}"
+    reason = getattr(error, "reason", error)  # urllib wraps what the system says
+    return str(getattr(reason, "strerror", None) or reason) or type(error).__name__

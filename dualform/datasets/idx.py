@@ -1,0 +1,64 @@
+"""IDX files: arrays of bytes behind a header, the format in which MNIST is published.
+
+    read(Path("train-images-idx3-ubyte.gz"))        # (60000, 28, 28) uint8
+
+Two zero bytes, one for the type (8: unsigned bytes), one for the number of dimensions; then each
+dimension in four bytes, most significant first; then the elements. The whole may be gzipped.
+"""
+
+import gzip
+import math
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import DataError
+
+_GZIP = b"\x1f\x8b"
+_UNSIGNED_BYTES = 8
+_DIMENSIONS = range(1, 5)  # images of several channels have four
+
+
+def read(path: Path) -> NDArray[np.uint8]:
+    """The array in an IDX file, gzipped or not: its first bytes decide, for names may have lost their ending."""
+    content = _content(path)
+    shape = _shape(path, content)
+    start = 4 + 4 * len(shape)
+    there, expected = len(content) - start, math.prod(shape)
+    if there != expected:
+        raise _malformed(path, f"its header announces {shape}, {expected:,} bytes, and {there:,} follow")
+    # A copy, because bytes cannot be written to, and torch warns about tensors over such memory.
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if content.startswith(_GZIP) else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _malformed(path, f"it cannot be decompressed ({error})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _shape(path: Path, content: bytes) -> tuple[int, ...]:
+    """The header, without a look at what follows it."""
+    if len(content) < 4 or content[:2] != b"\0\0":
+        raise _malformed(path, f"it begins with {content[:4]!r}")
+    kind, dimensions = content[2], content[3]
+    if kind != _UNSIGNED_BYTES:
+        raise _malformed(path, f"its elements are of type {kind:#04x}, not unsigned bytes (0x08)")
+    if dimensions not in _DIMENSIONS:
+        raise _malformed(path, f"it has {dimensions} dimensions, not 1 to {_DIMENSIONS[-1]}")
+    if len(content) < 4 + 4 * dimensions:
+        raise _malformed(path, "it ends within its header")
+    shape = tuple(np.frombuffer(content, ">u4", count=dimensions, offset=4).tolist())
+    if 0 in shape:
+        raise _malformed(path, f"it is empty, of shape {shape}")
+    return shape
+
+
+def _malformed(path: Path, what: str) -> DataError:
+    return DataError(f"{path} is not a whole IDX file of bytes: {what}; replace or remove it")

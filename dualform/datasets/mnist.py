@@ -1,0 +1,130 @@
+"""MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28 x 28 pixels, found on disk or downloaded.
+
+    data = load("fashion-mnist")
+    data.train.raw               # (60000, 784), ink from 0 to 255
+    data.test.labels             # (10000,)
+
+Digests are checked after a download only. What is found on disk has to look right: shapes, counts, labels.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dualform.datasets import idx, places
+from dualform.datasets.download import Progress, fetch, silent
+from dualform.datasets.images import ImageSet, Split
+from dualform.errors import DataError, UnknownName
+
+IMAGE_SHAPE = (28, 28)
+_IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
+_TRAIN, _TEST = "train", "t10k"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set is to be had, and what it is of."""
+
+    class_names: tuple[str, ...]
+    folders: tuple[str, ...]  # below a root: our own name for it, then torchvision's
+    mirrors: tuple[str, ...]
+    digests: Mapping[str, str]  # by file name, SHA-256 of the decompressed bytes
+
+    @property
+    def files(self) -> list[str]:
+        return list(self.digests)
+
+
+SOURCES = {
+    "mnist": Source(
+        class_names=tuple(str(digit) for digit in range(10)),
+        folders=("mnist", "MNIST/raw"),
+        mirrors=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        digests={
+            "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+    ),
+    "fashion-mnist": Source(
+        class_names=(
+            "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+        ),
+        folders=("fashion-mnist", "FashionMNIST/raw"),
+        mirrors=(
+            "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+            "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion/",
+        ),
+        digests={
+            "train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            "train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            "t10k-images-idx3-ubyte": "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            "t10k-labels-idx1-ubyte": "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+    ),
+}  # fmt: skip
+
+
+def load(name: str, data: Path | None = None, progress: Progress = silent) -> ImageSet:
+    """`mnist` or `fashion-mnist`, from below `data` or wherever else it is; else downloaded to the cache."""
+    if name not in SOURCES:
+        raise UnknownName("data set", name, SOURCES)
+    source = SOURCES[name]
+    folder = places.find(source.folders, source.files, data)
+    if folder is None:
+        folder = _downloaded(name, source, data, progress)
+    train, test = (_split(folder, part, len(source.class_names)) for part in (_TRAIN, _TEST))
+    return ImageSet(name, source.class_names, IMAGE_SHAPE, train, test)
+
+
+def _downloaded(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
+    """The folder in the cache, with what was missing there."""
+    folder = places.cache() / source.folders[0]
+    for file in places.missing(folder, source.files):
+        urls = [f"{mirror}{file}.gz" for mirror in source.mirrors]
+        try:
+            fetch(urls, folder / f"{file}.gz", source.digests[file], progress)
+        except DataError as error:
+            raise _not_to_be_had(name, source, next(places.roots(data)), error) from error
+    return folder
+
+
+def _not_to_be_had(name: str, source: Source, root: Path, error: DataError) -> DataError:
+    folder = root / source.folders[0]
+    files = ", ".join(places.missing(folder, source.files))
+    return DataError(
+        f"{name} was not found, and could not be downloaded: {error}\n"
+        f"Put these files, as they are or with .gz, into {folder}: {files}\n"
+        "Or try --dataset digits, which works without any data."
+    )
+
+
+def _split(folder: Path, part: str, classes: int) -> Split:
+    images_path, labels_path = (places.located(folder, name.format(part)) for name in (_IMAGES, _LABELS))
+    if images_path is None or labels_path is None:
+        raise DataError(f"files of {folder} went away while they were read; try again")
+    images, labels = idx.read(images_path), idx.read(labels_path)
+    _check_images(images_path, images)
+    _check_labels(labels_path, labels, len(images), classes)
+    raw = torch.from_numpy(images).flatten(start_dim=1)  # (n, 784)
+    return Split(raw, torch.from_numpy(labels.astype(np.int64)))
+
+
+def _check_images(path: Path, images: NDArray[np.uint8]) -> None:
+    if images.ndim != 3 or images.shape[1:] != IMAGE_SHAPE:
+        raise DataError(f"{path} holds an array of shape {images.shape}; images are (count, 28, 28)")
+
+
+def _check_labels(path: Path, labels: NDArray[np.uint8], count: int, classes: int) -> None:
+    if labels.shape != (count,):
+        raise DataError(f"{path} holds labels of shape {labels.shape}, for {count:,} images beside them")
+    if labels.max() >= classes:
+        raise DataError(f"{path} holds the label {labels.max()}; labels are 0 to {classes - 1}")
