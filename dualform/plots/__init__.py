@@ -1,0 +1,34 @@
+"""Results as matplotlib figures; nothing here opens a run or asks a question.
+
+figure = plots.total_per_class(case, {"layer-2": totals}, tasks)
+figure.savefig("totals.pdf")
+"""
+
+from dualform.plots.accuracy import accuracies
+from dualform.plots.classes import attention_per_class, total_per_class
+from dualform.plots.images import TopImages, top_images
+from dualform.plots.matrix import attention_matrix
+from dualform.plots.spotlight import LayerRow, spotlight_figure
+from dualform.plots.style import BOTH, PREDICTED, TRUE, require, save_pages
+from dualform.plots.subject import Case, Subject, Tasks
+from dualform.plots.time import top_in_time
+
+__all__ = [
+    "BOTH",
+    "PREDICTED",
+    "TRUE",
+    "Case",
+    "LayerRow",
+    "Subject",
+    "Tasks",
+    "TopImages",
+    "accuracies",
+    "attention_matrix",
+    "attention_per_class",
+    "require",
+    "save_pages",
+    "spotlight_figure",
+    "top_images",
+    "top_in_time",
+    "total_per_class",
+]

@@ -1,0 +1,94 @@
+"""The spotlight figure: one input, and per layer its top training images and its attention per class."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dualform.plots.style import FAINT, INK, REST, amount, dress, new_figure
+from dualform.plots.subject import Array, Subject, draw_image
+from dualform.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+_CAPTION = (
+    "Attention weight: the dot product of a layer's input now and at a moment of training. "
+    "Score: the sum of the weights of all visits to a training image."
+)
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer's answers to one query: a row of the spotlight figure."""
+
+    layer: str
+    top: Table  # of top(k, per="id")
+    images: Array  # (k, height, width): the training image of each row of `top`
+    totals: Table  # of total(by=...)
+
+
+def spotlight_figure(
+    subject: Subject,
+    rows: Sequence[LayerRow],
+    by: str = "label",
+    title: str = "Which training images are behind this prediction?",
+) -> "Figure":
+    """One input, and per layer its top training images and its attention per class."""
+    shown = max(len(row.top) for row in rows)
+    figure = new_figure(5.4 + 1.02 * shown, 1.1 + 1.7 * len(rows))
+    figure.suptitle(title, fontsize=15, fontweight="bold", color=INK)
+    figure.supxlabel(_CAPTION, fontsize=8.5, color=FAINT)
+    left, middle, right = figure.subfigures(1, 3, width_ratios=[2.0, 0.35 + 1.02 * shown, 3.05], squeeze=False)[0]
+    _draw_subject(left, subject)
+    middle.suptitle("training images with the highest attention", fontsize=10.5, color=INK)
+    right.suptitle("total attention per class", fontsize=10.5, color=INK)
+    pictures = middle.subplots(len(rows), shown, squeeze=False)
+    for row, axes, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
+        _draw_row(axes, row, by, subject)
+        dress(bars)
+        _draw_bars(bars, row.totals, by, subject.colours())
+    return figure
+
+
+def _draw_subject(part: "SubFigure", subject: Subject) -> None:
+    part.suptitle("test image", fontsize=10.5, color=INK)
+    axes = part.add_subplot()
+    draw_image(axes, subject.image, INK)
+    colours = subject.colours()
+    axes.set_xlabel(f"predicted: {subject.predicted}", fontsize=13, fontweight="bold", labelpad=8)
+    axes.xaxis.label.set_color(colours[subject.predicted])
+    axes.annotate(
+        f"true: {subject.true}", (0.5, 0), (0, -32), xycoords="axes fraction", textcoords="offset points",
+        ha="center", va="top", fontsize=13, fontweight="bold", color=colours[subject.true],
+    )  # fmt: skip
+
+
+def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subject) -> None:
+    pictures[0].set_ylabel(f"layer\n{row.layer}", fontsize=10, fontweight="bold", color=INK, labelpad=8)
+    for axes, image, facts in zip(pictures, row.images, row.top.rows(), strict=False):
+        colour = subject.colours().get(facts[by], FAINT)
+        draw_image(axes, image, colour)
+        axes.set_title(f"{by} {facts[by]}", fontsize=9, fontweight="bold", color=colour, pad=3)
+        axes.set_xlabel(_facts_below(facts), fontsize=7.5, color=INK, labelpad=2)
+    for axes in pictures[len(row.top) :]:
+        axes.set_axis_off()
+
+
+def _facts_below(facts: Mapping[str, Any]) -> str:
+    """Of one visit, or of all visits to the same training image; the step is that of the first."""
+    lines = [f"score {amount(facts['score'])}"]
+    if "visits" in facts:
+        lines += [f"{facts['visits']} visits", f"first at step {facts['step']}"]
+    else:
+        lines.append(f"step {facts['step']}")
+    return "\n".join(lines)
+
+
+def _draw_bars(axes: "Axes", totals: Table, by: str, colours: Mapping[Any, str]) -> None:
+    classes = totals[by].tolist()
+    axes.bar(range(len(classes)), totals["total"], width=0.78, color=[colours.get(name, REST) for name in classes])
+    axes.set_xticks(range(len(classes)), [str(name) for name in classes])
+    for name, tick in zip(classes, axes.get_xticklabels(), strict=True):
+        if name in colours:
+            tick.set(color=colours[name], fontweight="bold")

@@ -1,0 +1,133 @@
+"""What a figure is about: a test input, the classes there are, and which of these stand out.
+
+    tasks = Tasks({"mnist": tuple("0123456789"), "fashion-mnist": FASHION})
+    case = Case(image, task="mnist", true=1, predicted=3, index=42)
+    marks(case, tasks)[("mnist", 1)].colour      # that of a true class
+
+Tasks share the network's outputs: predicting 3 is predicting "3" and "Dress" at once. The class of
+the other task is marked as well, in outline.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import QueryError, UnknownName
+from dualform.plots.style import BOTH, PREDICTED, TASK_COLOURS, TRUE
+from dualform.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Array = NDArray[Any]
+Key = tuple[str, int]  # a class: task and label
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The test input a figure is about."""
+
+    image: Array  # (height, width), more is darker
+    predicted: object  # a value of the column the totals are grouped by
+    true: object
+
+    def colours(self) -> dict[Any, str]:
+        """The classes that stand out, with the colour of each."""
+        if self.predicted == self.true:
+            return {self.predicted: BOTH}
+        return {self.predicted: PREDICTED, self.true: TRUE}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test image of one of several tasks, and what became of it."""
+
+    image: Array  # (height, width), more is darker
+    task: str
+    true: int  # label
+    predicted: int  # label
+    index: int  # row in the task's test set
+
+    @property
+    def right(self) -> bool:
+        return self.predicted == self.true
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """The names of each task's classes, label by label; tasks are drawn in this order."""
+
+    names: Mapping[str, Sequence[str]]
+
+    def classes(self) -> list[Key]:
+        """All classes, one task after the other."""
+        return [(task, label) for task, names in self.names.items() for label in range(len(names))]
+
+    def name(self, key: Key) -> str:
+        task, label = key
+        self._check(key)
+        return self.names[task][label]
+
+    def full_name(self, key: Key) -> str:
+        """With the task, if there are several."""
+        return f"{self.name(key)} ({key[0]})" if self.several else self.name(key)
+
+    @property
+    def several(self) -> bool:
+        return len(self.names) > 1
+
+    def colour(self, task: str) -> str:
+        return TASK_COLOURS[list(self.names).index(task) % len(TASK_COLOURS)]
+
+    def spans(self) -> dict[str, tuple[int, int]]:
+        """Where each task begins and ends among all classes."""
+        ends = np.cumsum([len(names) for names in self.names.values()]).tolist()
+        return dict(zip(self.names, zip([0, *ends], ends, strict=False), strict=True))
+
+    def check_table(self, table: Table) -> None:
+        """Raise unless the table is of one query and has no class but these."""
+        check_one_query(table)
+        for key in set(zip(table["task"].tolist(), table["label"].tolist(), strict=True)):
+            self._check(key)
+
+    def _check(self, key: Key) -> None:
+        task, label = key
+        if task not in self.names:
+            raise UnknownName("task", task, self.names)
+        if not 0 <= label < len(self.names[task]):
+            raise UnknownName(f"label of {task}", label, range(len(self.names[task])))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How a class stands out."""
+
+    colour: str
+    solid: bool  # else an outline: the class of another task that shares the predicted output
+
+
+def marks(case: Case, tasks: Tasks) -> dict[Key, Mark]:
+    """The classes that stand out: the true one, the predicted one, and those which share its output."""
+    colour = BOTH if case.right else PREDICTED
+    found = {
+        (task, case.predicted): Mark(colour, solid=task == case.task)
+        for task, names in tasks.names.items()
+        if case.predicted < len(names)
+    }
+    return found if case.right else found | {(case.task, case.true): Mark(TRUE, solid=True)}
+
+
+def check_one_query(table: Table) -> None:
+    queries = np.unique(table["query"]) if "query" in table.columns else ()
+    if len(queries) > 1:
+        raise QueryError(f"the table has {len(queries)} queries, a figure shows one: pass table.where(query=0)")
+
+
+def draw_image(axes: "Axes", image: Array, frame: str) -> None:
+    axes.imshow(image, cmap="gray_r", interpolation="nearest")
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.spines[:].set(color=frame, linewidth=2)
