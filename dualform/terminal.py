@@ -68,6 +68,16 @@ def table(content: Table, title: str) -> Grid:
     return grid
 
 
+def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
+    """Cells as they are; the first column names its row."""
+    found = _grid("")
+    for number, name in enumerate(columns):
+        found.add_column(name, justify="right" if number else "left")
+    for row in rows:
+        found.add_row(*row)
+    return found
+
+
 def bars(totals: Table, title: str, width: int = 30) -> Grid:
     """Totals per group, each with a bar; bars of negative totals are hollow."""
     names = _worth_showing(totals)

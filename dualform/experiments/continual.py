@@ -1,0 +1,93 @@
+"""What continual learning forgot, and how much of it comes back when the later task is muted.
+
+The paper says that leaving out the second task's slots would bring the first task back; here it is done.
+Two ways of going back differ a little. `until` is the network as it was after the first task. Muting
+keeps the coefficients of the full run: momentum still pays out what the first task had gathered after
+its last step, and errors of the second task, which are left out, were computed in the joint run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import dualform
+from dualform.experiments.cases import Chosen
+from dualform.experiments.tasks import Task
+from dualform.experiments.training import accuracy
+
+Accuracies = dict[str, dict[str, float]]  # way of looking at the run -> task -> per cent
+
+
+def accuracies(memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task], first_steps: int) -> Accuracies:
+    """On both tasks: at the end, at the end of the first task, and with either task muted."""
+    first, second = tasks
+    views = {
+        "final": memory,
+        "until_first_task": memory.until(first_steps),
+        "without_second_task": memory.without(task=second.name),
+        "without_first_task": memory.without(task=first.name),
+    }
+    networks = {name: view.model(model) for name, view in views.items()}
+    return {name: {task.name: accuracy(network, task.test) for task in tasks} for name, network in networks.items()}
+
+
+@dataclass(frozen=True)
+class Story:
+    """A digit that the network mistakes after the second task, before and after muting one class of that task."""
+
+    case: Chosen
+    muted_task: str
+    muted_class: str
+    before: dict[str, float]  # probability by class name of the digit's own task
+    after: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "task": self.case.task.name,
+            "index": self.case.index,
+            "true": self.case.task.class_names[self.case.true],
+            "muted": {"task": self.muted_task, "class": self.muted_class},
+            "predicted_before": max(self.before, key=self.before.__getitem__),
+            "predicted_after": max(self.after, key=self.after.__getitem__),
+            "before": self.before,
+            "after": self.after,
+        }
+
+
+def story(memory: dualform.Memory, model: nn.Module, case: Chosen, second: Task) -> Story:
+    """Mute the second task's class whose output the digit was taken for, and nothing else."""
+    muted = memory.without(task=second.name, label=case.predicted).model(model)
+    before, after = (_probabilities(network, case) for network in (model, muted))
+    return Story(case, second.name, second.class_names[case.predicted], before, after)
+
+
+def _probabilities(network: nn.Module, case: Chosen) -> dict[str, float]:
+    with torch.no_grad():
+        found = network(case.image[None]).softmax(dim=1)[0]
+    return dict(zip(case.task.class_names, found.tolist(), strict=True))
+
+
+def attention_matrices(
+    memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task]
+) -> Mapping[str, NDArray[np.float64]]:
+    """By layer, how the attention of test inputs of each class is shared out among the training classes.
+
+    Rows are classes of test inputs, columns those of training slots, tasks one after the other; each entry
+    is the mean share of an input's attention, so that rows add up to 1.
+    """
+    spotlight = memory.attend(model, torch.cat([task.test.images for task in tasks]))
+    starts = {task.name: number * len(task.class_names) for number, task in enumerate(tasks)}
+    classes = np.concatenate([starts[task.name] + task.test.labels.numpy() for task in tasks])
+    found = {}
+    for layer, (totals,) in spotlight.collect(dualform.Total(by=("task", "label"), absolute=True)).items():
+        columns = [starts[row["task"]] + row["label"] for row in totals.where(query=0).rows()]
+        shares = np.zeros((len(classes), sum(len(task.class_names) for task in tasks)))
+        shares[:, columns] = totals["total"].reshape(len(classes), -1)
+        shares /= shares.sum(axis=1, keepdims=True)
+        found[layer] = np.stack([shares[classes == one].mean(axis=0) for one in np.unique(classes)])
+    return found

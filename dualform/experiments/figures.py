@@ -1,0 +1,118 @@
+"""The paper's figures for one network: each chosen test input, seen by every layer.
+
+For each input four figures: the highest attention weights of every class, the total per class, the top
+training images (as single visits and summed over visits), and where in training time the top slots lie.
+Every one is written as PNG and as PDF.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import dualform
+from dualform import plots
+from dualform.experiments.cases import Chosen
+from dualform.experiments.room import FIGURES
+from dualform.experiments.tasks import Task, training_images
+from dualform.table import Table
+
+_GROUPS = ("task", "label")
+_QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
+    "by_class": dualform.Top(500, by=_GROUPS, absolute=True),
+    "totals": dualform.Total(by=_GROUPS, absolute=True),
+    "visits": dualform.Top(3, absolute=True),
+    "images": dualform.Top(3, per="id", absolute=True),
+    "highest": dualform.Top(500, absolute=True),
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure on the disk, with what to say below it."""
+
+    file: Path  # the PNG, relative to the directory of results; the PDF is beside it
+    caption: str
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the memory says of one input: question -> layer -> table."""
+
+    case: Chosen
+    tables: dict[str, dict[str, Table]]
+
+
+def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[Chosen]) -> list[Answers]:
+    """All questions about all cases, each layer read once."""
+    found = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
+    return [
+        Answers(
+            case,
+            {
+                question: {layer: tables[number].where(query=row) for layer, tables in found.items()}
+                for number, question in enumerate(_QUESTIONS)
+            },
+        )
+        for row, case in enumerate(cases)
+    ]
+
+
+def draw(answers: Answers, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[Drawing]:
+    """Write the figures of one case into `out/figures`; `ends` are the steps at which phases of training end."""
+    case, tables = answers.case, answers.tables
+    shown, names = _shown(case), plots.Tasks({task.name: task.class_names for task in tasks})
+    figures = {
+        "attention": plots.attention_per_class(shown, tables["by_class"], names),
+        "totals": plots.total_per_class(shown, tables["totals"], names),
+        "images": plots.top_images(shown, list(_top_images(tables, tasks)), names),
+        "time": plots.top_in_time(shown, tables["highest"], ends[-1], ends[:-1], names),
+    }
+    return [save(figure, out, f"{case.name}-{name}", _caption(name, case)) for name, figure in figures.items()]
+
+
+def save(figure: Any, out: Path, name: str, caption: str) -> Drawing:
+    """As PNG to look at and as PDF to print."""
+    (out / FIGURES).mkdir(parents=True, exist_ok=True)
+    for suffix in ("png", "pdf"):
+        figure.savefig(out / FIGURES / f"{name}.{suffix}")
+    return Drawing(Path(FIGURES) / f"{name}.png", caption)
+
+
+def _caption(name: str, case: Chosen) -> str:
+    what = {
+        "attention": "The 500 highest attention weights (absolute values) of each class, in descending order",
+        "totals": "Attention weights (absolute values) summed over all slots of each class",
+        "images": "The training images with the highest attention: single visits, and summed over all visits",
+        "time": "Where in training time the 500 slots with the highest attention lie",
+    }
+    of_the_paper = f" (Figures {case.figures} of the paper)" if case.figures else ""
+    return f"{what[name]}. Test input {case.index}, {case.title}{of_the_paper}."
+
+
+def _shown(case: Chosen) -> plots.Case:
+    image = _pictures(case.task.test.raw[case.index], case.task)
+    return plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
+
+
+def _top_images(tables: dict[str, dict[str, Table]], tasks: Sequence[Task]) -> Iterator[plots.TopImages]:
+    raw = training_images(tasks)
+    for layer, visits in tables["visits"].items():
+        images = tables["images"][layer]
+        yield plots.TopImages(
+            layer=layer,
+            visits=visits,
+            visit_images=_pictures(raw[visits["id"]], tasks[0]),
+            images=images,
+            image_images=_pictures(raw[images["id"]], tasks[0]),
+        )
+
+
+def _pictures(raw: Tensor, task: Task) -> NDArray[Any]:
+    """Pixels as images: (..., height, width)"""
+    found: NDArray[Any] = raw.reshape(*raw.shape[:-1], *task.image_shape).numpy()
+    return found

@@ -1,0 +1,100 @@
+"""What is to be done: the paper's image experiments, and what a user may choose about them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from dualform.errors import UnknownName
+from dualform.experiments.cases import Wanted
+from dualform.experiments.tasks import Task
+from dualform.experiments.training import PAPER, SMALL, Phase, Recipe
+
+DATASETS = {  # the first task, and the second where there is one
+    "mnist": ("mnist", "fashion-mnist"),
+    "fashion-mnist": ("fashion-mnist", "mnist"),
+    "digits": ("digits", "turned-digits"),
+}
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What the paper did: on how many tasks, together or one after the other, and which inputs it shows."""
+
+    name: str
+    title: str
+    tasks: int
+    steps: tuple[int, ...]  # of each phase
+    small_steps: tuple[int, ...]  # with the embedded digits
+    cases: tuple[Wanted, ...]
+
+
+EXPERIMENTS = {
+    "single": Experiment(
+        "single", "Single-task image classification", 1, (3000,), (400,),
+        (Wanted(0, 6, "3a, 4, 5, 8"), Wanted(0, 3, "10a, 11, 12, 13")),
+    ),
+    "joint": Experiment(
+        "joint", "Joint training on two tasks", 2, (5000,), (600,),
+        (Wanted(1, 9, "3b, 6, 7, 9"), Wanted(1, 3, "10b, 14, 15, 16"), Wanted(1, 5, "10c, 17, 18, 19")),
+    ),
+    "continual": Experiment(
+        "continual", "Continual learning of two tasks", 2, (3000, 3000), (400, 400),
+        (
+            Wanted(0, 1, "10d, 20, 21, 22", taken_for=3),
+            Wanted(1, 3, "10e, 23, 24, 25"),
+            Wanted(0, 7, "10f, 26, 27, 28"),
+        ),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a user may choose."""
+
+    dataset: str = "mnist"
+    data: Path | None = None  # where the data are, if not in one of the usual places
+    seeds: int = 1
+    steps: int | None = None  # of each phase; None: as many as in the paper
+    keep_run: bool = False
+    index: tuple[str, ...] = ()  # test inputs to draw instead of the paper's
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An experiment with everything it needs."""
+
+    experiment: Experiment
+    settings: Settings
+    tasks: list[Task]
+    recipe: Recipe
+    phases: list[Phase]
+
+    @property
+    def widths(self) -> list[int]:
+        """Of the network: its input, then each layer's output."""
+        linear = [module for module in self.recipe.network() if isinstance(module, nn.Linear)]
+        return [linear[0].in_features, *(module.out_features for module in linear)]
+
+    @property
+    def ends(self) -> list[int]:
+        """The step at which each phase ends."""
+        return [sum(phase.steps for phase in self.phases[: i + 1]) for i in range(len(self.phases))]
+
+
+def names_of_tasks(experiment: Experiment, dataset: str) -> tuple[str, ...]:
+    """The image sets an experiment is run on."""
+    if dataset not in DATASETS:
+        raise UnknownName("data set", dataset, DATASETS)
+    return DATASETS[dataset][: experiment.tasks]
+
+
+def plan(experiment: Experiment, settings: Settings, tasks: list[Task]) -> Plan:
+    """The paper's settings, or for small images smaller ones."""
+    small = tasks[0].train.images.shape[1] < 784
+    usual = experiment.small_steps if small else experiment.steps
+    together = len(usual) < len(tasks)
+    groups = [tuple(tasks)] if together else [(task,) for task in tasks]
+    phases = [Phase(group, settings.steps or steps) for group, steps in zip(groups, usual, strict=True)]
+    return Plan(experiment, settings, tasks, SMALL if small else PAPER, phases)

@@ -1,0 +1,153 @@
+"""The image experiments of the paper, from data to a page of results.
+
+    outcome = reproduce(EXPERIMENTS["single"], Settings(dataset="digits"), Path("results/single"))
+    outcome.document["accuracy"]
+
+Each network is trained, recorded, certified and asked; figures are made of the first one. A run takes
+gigabytes, so it is deleted as soon as it has answered unless it is to be kept.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+from torch import nn
+
+import dualform
+from dualform import plots
+from dualform.datasets import catalogue
+from dualform.datasets.images import ImageSet
+from dualform.experiments import continual, figures, table1
+from dualform.experiments.cases import choose, named
+from dualform.experiments.page import Section, to_html, to_markdown
+from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
+from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Findings, Network, document
+from dualform.experiments.room import DOCUMENT, MARKDOWN, PAGE, RUNS
+from dualform.experiments.sections import sections
+from dualform.experiments.tasks import tasks
+from dualform.experiments.training import Trained, predictions, save_inputs, train
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # what begins, and of how many steps
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where the results are, and what is in them."""
+
+    out: Path
+    document: dict[str, Any]
+    sections: list[Section]
+
+    @property
+    def certified(self) -> bool:
+        return all(one["ok"] for one in self.document["certificates"])
+
+
+def silent(what: str, steps: int) -> AbstractContextManager[Callable[[int], None]]:
+    """A stage that nobody watches."""
+    return nullcontext(lambda step: None)
+
+
+def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stage = silent) -> Outcome:
+    """Train, record, certify, ask, draw; write the results into `out`, anew after each network."""
+    plots.require()
+    names = names_of_tasks(experiment, settings.dataset)
+    planned = plan(experiment, settings, tasks([_load(name, settings.data, stage) for name in names]))
+    # A wrong number is to be known before the training, not after it: any predictions will do for that.
+    named(settings.index, planned.tasks, [task.test.labels for task in planned.tasks])
+    out.mkdir(parents=True, exist_ok=True)
+    networks, drawn = [], Drawn([])
+    for seed in range(settings.seeds):
+        with _place(out, seed, settings.keep_run) as path:
+            at = _numbered(stage, seed, settings.seeds)
+            trained, memory = _train(planned, seed, path, at)
+            networks.append(_question(planned, seed, trained, memory, at))
+            if seed == 0:
+                with at("drawing figures", 1):
+                    drawn = _draw(planned, memory, trained.model, networks[0], out)
+        outcome = _written(out, Findings(planned, networks, drawn))
+    return outcome
+
+
+def _load(name: str, data: Path | None, stage: Stage) -> ImageSet:
+    """Per cent of a file are shown where it has to be downloaded."""
+    with stage(f"loading {name}", 100) as done:
+        return catalogue.load(name, data, lambda file, so_far, total: done(100 * so_far // (total or so_far) - 1))
+
+
+@contextmanager
+def _place(out: Path, seed: int, keep: bool) -> Iterator[Path]:
+    """Where a run is recorded: to stay, or to be deleted once it has answered."""
+    if keep:
+        yield out / RUNS / f"seed-{seed}"
+        return
+    with TemporaryDirectory(prefix=".run-", dir=out, ignore_cleanup_errors=True) as directory:
+        yield Path(directory) / "run"
+
+
+def _numbered(stage: Stage, seed: int, seeds: int) -> Stage:
+    """Stages that say which network they are about."""
+    prefix = f"network {seed + 1} of {seeds}: " if seeds > 1 else ""
+    return lambda what, steps: stage(prefix + what, steps)
+
+
+def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[Trained, dualform.Memory]:
+    with stage("training", planned.ends[-1]) as done:
+        trained = train(planned.phases, planned.recipe, seed=seed, path=path, progress=done)
+    if planned.settings.keep_run:
+        save_inputs(path, planned.tasks)
+    return trained, dualform.load(path)
+
+
+def _question(planned: Plan, seed: int, trained: Trained, memory: dualform.Memory, stage: Stage) -> Network:
+    """The certificate, and what the paper measures on whole test sets."""
+    name, model = planned.experiment.name, trained.model
+    began = perf_counter()
+    with stage("verifying", 1):
+        certificate = memory.verify()
+    verified = perf_counter()
+    with stage("asking about the test set", 1):
+        found = table1.measure(memory, model, planned.tasks[0]) if name == "single" else None
+        views = continual.accuracies(memory, model, planned.tasks, planned.ends[0]) if name == "continual" else None
+    seconds = {"training": trained.seconds, "verifying": verified - began, "asking": perf_counter() - verified}
+    return Network(seed, trained.accuracies, certificate, seconds, found, views)
+
+
+def _draw(planned: Plan, memory: dualform.Memory, model: nn.Module, network: Network, out: Path) -> Drawn:
+    """Figures of the paper's cases, or of those asked for; and of both tasks where one was forgotten."""
+    on, asked = planned.tasks, planned.settings.index
+    said = [predictions(model, task.test.images) for task in on]
+    cases = named(asked, on, said) if asked else choose(planned.experiment.cases, on, said)
+    drawn = Drawn([
+        CaseFigures(answers.case, figures.draw(answers, on, planned.ends, out))
+        for answers in figures.ask(memory, model, cases)
+    ])  # fmt: skip
+    if network.views is None:
+        return drawn
+    mistaken = [case for case in cases if case.task is on[0] and case.true != case.predicted]
+    matrices = continual.attention_matrices(memory, model, on)
+    shown = {
+        "accuracies": plots.accuracies({VIEWS[view]: found for view, found in network.views.items()}),
+        "matrix": plots.attention_matrix(matrices, plots.Tasks({task.name: task.class_names for task in on})),
+    }
+    return Drawn(
+        drawn.cases,
+        [figures.save(figure, out, name, CAPTIONS[name]) for name, figure in shown.items()],
+        [continual.story(memory, model, case, on[1]) for case in mistaken],
+        {layer: matrix.tolist() for layer, matrix in matrices.items()},
+    )
+
+
+def _written(out: Path, findings: Findings) -> Outcome:
+    """The page for people, the same as Markdown, and everything as data."""
+    title, found = findings.title, document(findings)
+    content = sections(findings, found)
+    (out / DOCUMENT).write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / MARKDOWN).write_text(to_markdown(title, content), encoding="utf-8")
+    (out / PAGE).write_text(to_html(title, content), encoding="utf-8")
+    return Outcome(out, found, content)

@@ -1,0 +1,167 @@
+"""What was found, the paper's numbers beside it, as one document for programs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isnan
+from statistics import fmean, stdev
+from typing import Any
+
+import dualform
+from dualform.experiments import table1
+from dualform.experiments.cases import Chosen
+from dualform.experiments.continual import Accuracies, Story
+from dualform.experiments.figures import Drawing
+from dualform.experiments.plan import Plan
+
+# What the paper reports, in per cent; with MNIST first.
+PAPER_ACCURACY: dict[str, Any] = {
+    "single": 97.0,
+    "joint": {"mnist": 97.0, "fashion-mnist": 87.0},
+    "continual": {"final": {"mnist": 45.0, "fashion-mnist": 85.0}, "until_first_task": {"mnist": 97.0}},
+}
+VIEWS = {
+    "final": "at the end",
+    "until_first_task": "as it was after the first task",
+    "without_second_task": "second task muted",
+    "without_first_task": "first task muted",
+}
+CAPTIONS = {
+    "accuracies": "Accuracy on both tasks: at the end, as it was after the first task, and with either task muted.",
+    "matrix": "Who attends to whom: the attention of test inputs of each class (rows), shared out among the training "
+    "classes (columns).",
+}
+
+
+@dataclass(frozen=True)
+class Network:
+    """What was found about one network."""
+
+    seed: int
+    accuracies: list[dict[str, float]]  # after each phase, by task, measured while it was trained
+    certificate: dualform.Certificate
+    seconds: dict[str, float]
+    table1: table1.Table1 | None
+    views: Accuracies | None
+
+
+@dataclass(frozen=True)
+class CaseFigures:
+    case: Chosen
+    drawings: list[Drawing]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What was drawn and told of the first network."""
+
+    cases: list[CaseFigures]
+    general: list[Drawing] = field(default_factory=list)
+    stories: list[Story] = field(default_factory=list)
+    matrices: dict[str, list[list[float]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """All there is to report."""
+
+    plan: Plan
+    networks: list[Network]
+    drawn: Drawn
+
+    @property
+    def title(self) -> str:
+        return f"{self.plan.experiment.title}, reproduced"
+
+    @property
+    def compared(self) -> bool:
+        """Whether the paper's numbers are about this data."""
+        return self.plan.settings.dataset == "mnist"
+
+
+def document(found: Findings) -> dict[str, Any]:
+    """Everything as data: `accuracy`, `table1`, and so on; numbers over networks have `mean` and `std`."""
+    networks, planned = found.networks, found.plan
+    content: dict[str, Any] = {
+        "experiment": planned.experiment.name,
+        "dataset": planned.settings.dataset,
+        "tasks": [task.name for task in planned.tasks],
+        "steps": [phase.steps for phase in planned.phases],
+        "seeds": len(networks),
+        "accuracy": _accuracy(found),
+    }
+    if planned.experiment.name == "single":
+        content |= _table1(networks)
+    if planned.experiment.name == "continual":
+        content["after_first_task"] = spread([network.accuracies[0] for network in networks])
+        content["stories"] = [story.to_dict() for story in found.drawn.stories]
+        content["attention_matrix"] = found.drawn.matrices
+    if found.compared:
+        content["paper"] = {"accuracy": PAPER_ACCURACY[planned.experiment.name]}
+        if planned.experiment.name == "single":
+            content["paper"]["table1"] = spread_of_paper()
+    content["certificates"] = [{"seed": one.seed, **_certificate(one.certificate)} for one in networks]
+    content["seconds"] = [{"seed": one.seed, **one.seconds} for one in networks]
+    content["cases"] = [_case(one) for one in found.drawn.cases]
+    content["figures"] = [drawing.file.as_posix() for drawing in found.drawn.general]
+    return content
+
+
+def _accuracy(found: Findings) -> Any:
+    if found.plan.experiment.name == "continual":
+        return spread([network.views for network in found.networks])
+    last = [network.accuracies[-1] for network in found.networks]
+    return spread([next(iter(one.values())) for one in last] if len(found.plan.tasks) == 1 else last)
+
+
+def _table1(networks: Sequence[Network]) -> dict[str, Any]:
+    tables = [network.table1 for network in networks if network.table1 is not None]
+    return {
+        "table1": spread([one.attention for one in tables]),
+        "table1_valued": spread([one.valued for one in tables]),
+        "baselines": {
+            "nearest_mean": spread([one.nearest_mean for one in tables]),
+            "frequency": spread([one.frequency for one in tables]),
+        },
+    }
+
+
+def spread(values: Sequence[Any]) -> Any:
+    """Mean, standard deviation and single values over networks, of numbers or of whatever holds numbers."""
+    if isinstance(values[0], Mapping):
+        return {name: spread([one[name] for one in values]) for name in values[0]}
+    known = [float(value) for value in values if not isnan(value)]  # nan: there was nothing to be counted
+    return {
+        "mean": fmean(known) if known else None,
+        "std": stdev(known) if len(known) > 1 else None,
+        "values": [None if isnan(value) else float(value) for value in values],
+    }
+
+
+def spread_of_paper() -> dict[str, Any]:
+    return {
+        layer: {case: {"mean": mean, "std": std} for case, (mean, std) in cases.items()}
+        for layer, cases in table1.PAPER.items()
+    }
+
+
+def _certificate(found: dualform.Certificate) -> dict[str, Any]:
+    layers = {name: layer.relative_error for name, layer in found.layers.items()}
+    return {
+        "ok": found.ok,
+        "headline": found.headline,
+        "relative_error": layers,
+        "steps_audited": found.steps_audited,
+        "worst_residual": found.worst_residual,
+    }
+
+
+def _case(one: CaseFigures) -> dict[str, Any]:
+    case, names = one.case, one.case.task.class_names
+    return {
+        "task": case.task.name,
+        "index": case.index,
+        "true": names[case.true],
+        "predicted": names[case.predicted],
+        "figures_of_the_paper": case.figures or None,
+        "figures": [drawing.file.as_posix() for drawing in one.drawings],
+    }

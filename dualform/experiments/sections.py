@@ -1,0 +1,151 @@
+"""Results as the sections of a page for people, the paper's numbers beside ours."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dualform.experiments import table1
+from dualform.experiments.cases import Chosen
+from dualform.experiments.continual import Story
+from dualform.experiments.page import Section
+from dualform.experiments.results import VIEWS, Findings
+
+_CASES = {"wrong_target": "wrong: equals target", "wrong_output": "wrong: equals output", "right": "right"}
+_SETTINGS = {
+    False: "These are the settings of the paper's released code, which give its numbers; its text says plain SGD.",
+    True: "The network is smaller than the paper's, as its images are.",
+}
+
+
+def sections(found: Findings, content: Mapping[str, Any]) -> list[Section]:
+    """A page of the findings; `content` is their document."""
+    parts = [Section("What was done", _what_was_done(found)), _accuracy_section(found, content)]
+    if "table1" in content:
+        parts += [_table1_section(content), _variants_section(content)]
+    if found.plan.experiment.name == "continual":
+        parts.append(_forgetting_section(found))
+    parts.append(_certificate_section(content))
+    parts += [Section(_heading(one.case), drawings=one.drawings) for one in found.drawn.cases]
+    return parts
+
+
+def _what_was_done(found: Findings) -> str:
+    planned, recipe = found.plan, found.plan.recipe
+    phases = ", then ".join(
+        f"{phase.steps:,} steps on {' and '.join(task.name for task in phase.tasks)}" for phase in planned.phases
+    )
+    count = len(found.networks)
+    network = " - ".join(str(width) for width in planned.widths)
+    return (
+        f"{count} network{'s' if count > 1 else ''} ({network}, ReLU between) trained for {phases}: batches of "
+        f"{recipe.batch}, SGD with learning rate {recipe.lr:g} and momentum {recipe.momentum:g}, gradients clipped at "
+        f"norm {recipe.clip:g}. {_SETTINGS[recipe.small]} The first 80 % of each training set are trained on, "
+        "pixels are standardised. Attention weights are taken by their absolute value, which matters in layer-0 only. "
+        "Figures are of the first network."
+    )
+
+
+def _accuracy_section(found: Findings, content: Mapping[str, Any]) -> Section:
+    paper = content.get("paper", {}).get("accuracy")
+    rows = [[name, *_compared(value, of_paper)] for name, value, of_paper in _accuracies(found, content, paper)]
+    return Section("Accuracy", "On the test set, in per cent.", ("", "paper", "here", "difference"), rows)
+
+
+def _accuracies(found: Findings, content: Mapping[str, Any], paper: Any) -> Iterator[tuple[str, Any, float | None]]:
+    """Name, value here, value of the paper."""
+    here, names = content["accuracy"], content["tasks"]
+    if found.plan.experiment.name == "continual":
+        for view, said in VIEWS.items():
+            for task in names:
+                yield f"{task}, {said}", here[view][task], (paper or {}).get(view, {}).get(task)
+        measured = content["after_first_task"][names[0]]
+        yield f"{names[0]}, measured in training after the first task", measured, None
+    elif len(names) == 1:
+        yield names[0], here, paper
+    else:
+        for task in names:
+            yield task, here[task], (paper or {}).get(task)
+
+
+def _compared(here: Mapping[str, Any], paper: float | None, paper_std: float | None = None) -> list[str]:
+    """Cells for the paper's number, ours, and the difference."""
+    difference = "" if paper is None or here["mean"] is None else f"{here['mean'] - paper:+.1f}"
+    return [number(paper, paper_std), number(here["mean"], here["std"]), difference]
+
+
+def number(mean: float | None, std: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+
+
+def _table1_section(content: Mapping[str, Any]) -> Section:
+    paper = content.get("paper", {}).get("table1", {})
+    rows = []
+    for layer, cases in content["table1"].items():
+        for case, here in cases.items():
+            of_paper = paper.get(layer, {}).get(case, {"mean": None, "std": None})
+            rows.append([f"{layer}, {_CASES[case]}", *_compared(here, of_paper["mean"], of_paper["std"])])
+    text = (
+        "The class with the highest total attention, taken as a classifier: how often it is the target and how "
+        "often the network's output, on the inputs that the network gets wrong, and on those it gets right. Per cent."
+    )
+    return Section("Table 1: attention as a classifier", text, ("", "paper", "here", "difference"), rows)
+
+
+def _variants_section(content: Mapping[str, Any]) -> Section:
+    frequency, rows = content["baselines"]["frequency"], []
+    for layer in content["table1"]:
+        for case in table1.CASES:
+            ways = (content["table1"], content["table1_valued"], content["baselines"]["nearest_mean"])
+            cells = [number(way[layer][case]["mean"], way[layer][case]["std"]) for way in ways]
+            constant = number(frequency[case]["mean"], frequency[case]["std"])
+            rows.append([f"{layer}, {_CASES[case]}", *cells, constant])
+    text = (
+        "The same with each attention weight multiplied by the size of its value, |c| ‖e‖, and two baselines that "
+        "need no training history: the class whose mean is nearest to the layer's input, and always the most frequent "
+        "class."
+    )
+    columns = ("", "attention", "attention × value", "nearest class mean", "most frequent class")
+    return Section("What Table 1 is worth", text, columns, rows)
+
+
+def _forgetting_section(found: Findings) -> Section:
+    text = (
+        "Muting leaves out the recorded contributions of slots; it does not retrain. Going back to the end of the "
+        "first task and muting the second one differ a little: with momentum, what the first task had gathered is "
+        "still paid out in the steps after it, so its last slots count for more in the full run than at that moment."
+    )
+    told = [_told(story) for story in found.drawn.stories]
+    return Section(
+        "What was forgotten, and what brings it back", "\n\n".join([text, *told]), drawings=found.drawn.general
+    )
+
+
+def _told(story: Story) -> str:
+    facts, case = story.to_dict(), story.case
+    before, after = facts["predicted_before"], facts["predicted_after"]
+    return (
+        f"Test input {case.index} of {case.task.name} is a {facts['true']}, taken for a {before} with probability "
+        f"{story.before[before]:.2f} (a {facts['true']}: {story.before[facts['true']]:.2f}). With nothing muted but "
+        f"the class {story.muted_class!r} of {story.muted_task}, which shares that output, the network says {after} "
+        f"with probability {story.after[after]:.2f} (a {facts['true']}: {story.after[facts['true']]:.2f})."
+    )
+
+
+def _certificate_section(content: Mapping[str, Any]) -> Section:
+    rows = []
+    for certificate, seconds in zip(content["certificates"], content["seconds"], strict=True):
+        errors = [f"{error:.1e}" for error in certificate["relative_error"].values()]
+        times = [f"{seconds[name]:.0f}" for name in ("training", "verifying", "asking")]
+        rows.append([str(certificate["seed"]), "exact" if certificate["ok"] else "NOT EXACT", *errors, *times])
+    layers = content["certificates"][0]["relative_error"]
+    text = (
+        "The weights rebuilt from the recorded slots against the weights that training arrived at: relative error of "
+        "their change, by layer; and seconds spent."
+    )
+    columns = ("seed", "certificate", *layers, "training, recorded (s)", "verifying (s)", "test set (s)")
+    return Section("Exactness and time", text, columns, rows)
+
+
+def _heading(case: Chosen) -> str:
+    return f"{case.title} (test input {case.index})"

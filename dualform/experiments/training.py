@@ -1,0 +1,186 @@
+"""The paper's image classifiers: how they are made, trained and recorded.
+
+    trained = train([Phase((mnist,), 3000)], PAPER, seed=0, path="runs/single")
+    trained.model, trained.accuracies       # per task, in per cent, after each phase
+
+The settings are those of the paper's released code, which give its numbers: its text says plain SGD, the
+code has momentum and clips gradients.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+import dualform
+from dualform.experiments.tasks import Examples, Task, training_images
+from dualform.experiments.threads import one_thread
+
+INPUTS = "inputs.safetensors"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is the same for all networks of an experiment; `model` is the import path of `network`."""
+
+    model: str
+    network: Callable[[], nn.Sequential]
+    batch: int
+    lr: float
+    momentum: float = 0.9
+    clip: float = 1.0
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of training on shuffled examples of one or more tasks."""
+
+    tasks: tuple[Task, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Trained:
+    model: nn.Module
+    accuracies: list[dict[str, float]]  # after each phase: per cent by task
+    seconds: float
+
+
+def paper_network() -> nn.Sequential:
+    """784 pixels, two hidden layers of 800, ten classes."""
+    return _network(784, 800, 800, 10)
+
+
+def small_network() -> nn.Sequential:
+    """64 pixels, two hidden layers of 64, ten classes."""
+    return _network(64, 64, 64, 10)
+
+
+def _network(pixels: int, first: int, second: int, classes: int) -> nn.Sequential:
+    """Linear layers with the paper's names for them, and ReLU between."""
+    return nn.Sequential(
+        OrderedDict([
+            ("layer-0", nn.Linear(pixels, first)),
+            ("relu-0", nn.ReLU()),
+            ("layer-1", nn.Linear(first, second)),
+            ("relu-1", nn.ReLU()),
+            ("layer-2", nn.Linear(second, classes)),
+        ])
+    )  # fmt: skip
+
+
+PAPER = Recipe("dualform.experiments.training:paper_network", paper_network, batch=128, lr=3e-3)
+SMALL = Recipe("dualform.experiments.training:small_network", small_network, batch=32, lr=2e-2, small=True)
+
+
+def train(
+    phases: Sequence[Phase],
+    recipe: Recipe,
+    *,
+    seed: int,
+    path: Path,
+    progress: Callable[[int], None] = lambda step: None,
+) -> Trained:
+    """Train through all phases with one optimiser, recording everything; the same seed gives the same run."""
+    model = _initial(recipe, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
+    generator = torch.Generator().manual_seed(seed)
+    every = list({task.name: task for phase in phases for task in phase.tasks}.values())
+    accuracies, began, tested = [], perf_counter(), 0.0
+    with (
+        one_thread() if recipe.small else nullcontext(),
+        dualform.record(model, optimizer, path, about=_about(recipe, every)) as recorder,
+    ):
+        for phase in phases:
+            for batch in _batches(phase, recipe.batch, generator):
+                recorder.tag(id=batch.ids, label=batch.labels, task=batch.tasks)
+                loss = F.cross_entropy(model(batch.images), batch.labels)
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+                optimizer.step()
+                progress(recorder.steps - 1)
+            since = perf_counter()
+            accuracies.append({task.name: accuracy(model, task.test) for task in every})
+            tested += perf_counter() - since
+    return Trained(model, accuracies, perf_counter() - began - tested)
+
+
+def _initial(recipe: Recipe, seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):  # torch's initialisers know the global generator only
+        torch.manual_seed(seed)
+        return recipe.network()
+
+
+def _about(recipe: Recipe, every: Sequence[Task]) -> dict[str, Any]:
+    return {
+        "model": recipe.model,
+        "inputs": INPUTS,
+        "class_names": {task.name: list(task.class_names) for task in every},
+        "image_shape": list(every[0].image_shape),
+    }
+
+
+@dataclass(frozen=True)
+class _Batch:
+    images: Tensor
+    labels: Tensor
+    ids: Tensor
+    tasks: list[str]
+
+
+def _batches(phase: Phase, size: int, generator: torch.Generator) -> Iterator[_Batch]:
+    """Epoch after epoch over all examples of the phase, each in a new order, what is left of one dropped."""
+    sizes = [len(task.train) for task in phase.tasks]
+    per_epoch = sum(sizes) // size
+    for step in range(phase.steps):
+        if step % per_epoch == 0:
+            order = torch.randperm(sum(sizes), generator=generator)
+        first = step % per_epoch * size
+        yield _batch(phase.tasks, sizes, order[first : first + size])
+
+
+def _batch(tasks: Sequence[Task], sizes: list[int], rows: Tensor) -> _Batch:
+    """Rows of all tasks' examples put end to end, gathered task by task: a batch has no order."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    own = [
+        rows[(rows >= start) & (rows < start + count)] - start for start, count in zip(starts, sizes, strict=True)
+    ]  # fmt: skip
+    parts = [(task, chosen) for task, chosen in zip(tasks, own, strict=True) if len(chosen)]
+    return _Batch(
+        images=torch.cat([task.train.images[chosen] for task, chosen in parts]),
+        labels=torch.cat([task.train.labels[chosen] for task, chosen in parts]),
+        ids=torch.cat([task.train.first_id + chosen for task, chosen in parts]),
+        tasks=[task.name for task, chosen in parts for _ in range(len(chosen))],
+    )
+
+
+def predictions(model: nn.Module, images: Tensor) -> Tensor:
+    """The class with the highest output, (n,)."""
+    with torch.no_grad():
+        return torch.cat([model(part).argmax(dim=1) for part in images.split(1000)])
+
+
+def accuracy(model: nn.Module, examples: Examples) -> float:
+    """In per cent."""
+    return 100 * float((predictions(model, examples.images) == examples.labels).float().mean())
+
+
+def save_inputs(path: Path, of: Sequence[Task]) -> None:
+    """What later questions to a run need: test inputs, one task after the other, and images to draw."""
+    tensors = {
+        "inputs": torch.cat([task.test.images for task in of]),
+        "labels": torch.cat([task.test.labels for task in of]),
+        "images": torch.cat([task.test.raw for task in of]),
+        "training_images": training_images(of),
+    }
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / INPUTS)

@@ -1,0 +1,52 @@
+"""`dualform reproduce`: its options, its printing, its refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dualform.cli.reproduce import Which
+from dualform.experiments.plan import EXPERIMENTS
+from tests.cli.conftest import call, fails
+
+QUICK = ("--dataset", "digits", "--steps", "5", "--index", "0")
+
+
+def test_the_command_knows_every_experiment() -> None:
+    assert [one.value for one in Which] == list(EXPERIMENTS)
+
+
+def test_tables_for_people(tmp_path: Path) -> None:
+    shown = call("reproduce", "single", *QUICK, "--out", tmp_path / "out").stdout
+    for words in ("Table 1: attention as a classifier", "layer-2, right", "nearest class mean", "exact", "index.html"):
+        assert words in shown
+    assert (tmp_path / "out" / "index.html").is_file()
+
+
+def test_one_document_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    document = json.loads(call("reproduce", "joint", *QUICK, "--json").stdout)
+    assert set(document["accuracy"]) == {"digits", "turned-digits"}
+    assert (tmp_path / "results" / "joint" / "results.md").is_file()  # the default place
+    assert "--overwrite" in fails("reproduce", "joint", *QUICK)
+    assert call("reproduce", "joint", *QUICK, "--json", "--overwrite").exit_code == 0
+
+
+def test_a_kept_run_can_be_asked_without_naming_model_or_inputs(tmp_path: Path) -> None:
+    call("reproduce", "continual", *QUICK, "--out", tmp_path, "--keep-run", "--json")
+    run = tmp_path / "runs" / "seed-0"
+    assert "turned-digits" in call("attend", run, "--index", 400, "--by", "task", "--layer", "layer-2").stdout
+
+
+def test_missing_data_say_where_to_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dualform.datasets import mnist
+
+    monkeypatch.setenv("DUALFORM_DATA", str(tmp_path))
+    monkeypatch.setenv("DUALFORM_HOME", str(tmp_path / "cache"))
+    for name, source in mnist.SOURCES.items():
+        closed = mnist.Source(source.class_names, ("nowhere",), ("http://127.0.0.1:9/",), source.digests)
+        monkeypatch.setitem(mnist.SOURCES, name, closed)
+    reason = fails("reproduce", "single", "--out", tmp_path / "out")
+    assert "train-images-idx3-ubyte" in reason
+    assert "--dataset digits" in reason
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,46 @@
+"""Results replace only results, and only if told."""
+
+from pathlib import Path
+
+import pytest
+
+from dualform.errors import RunExists
+from dualform.experiments.room import make_room
+
+
+def results(out: Path) -> Path:
+    (out / "figures").mkdir(parents=True)
+    (out / "figures" / "old.png").touch()
+    (out / "results.json").write_text('{"experiment": "single"}')
+    (out / "notes.txt").touch()
+    return out
+
+
+def test_new_and_empty_directories_are_fine(tmp_path: Path) -> None:
+    make_room(tmp_path / "new", overwrite=False)
+    make_room(tmp_path, overwrite=False)
+
+
+def test_results_stay_unless_told(tmp_path: Path) -> None:
+    out = results(tmp_path / "out")
+    with pytest.raises(RunExists, match="--overwrite"):
+        make_room(out, overwrite=False)
+    assert (out / "figures" / "old.png").exists()
+    make_room(out, overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == ["notes.txt"]  # which we did not make
+
+
+@pytest.mark.parametrize("content", [None, "no json", "[]", "3"])
+def test_anything_else_is_never_touched(tmp_path: Path, content: str | None) -> None:
+    (tmp_path / "thesis.tex").touch()
+    if content is not None:
+        (tmp_path / "results.json").write_text(content)
+    with pytest.raises(RunExists, match="not with results"):
+        make_room(tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.tex").exists()
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunExists, match="is a file"):
+        make_room(tmp_path / "file", overwrite=True)
