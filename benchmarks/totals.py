@@ -1,0 +1,153 @@
+"""The claim: attention per class of a whole test set takes less time than the training, and a fraction of a dense scan.
+
+    python -m benchmarks.totals --data data --steps 3000 --queries 10000
+
+The paper's network is trained and recorded (784-800-800-10, batches of 128). Then every test image is
+asked for its total absolute attention per class in every layer, which is what Table 1 needs, and the
+same is done the straight way: all keys as float32 in memory, one product with all queries in blocks, an
+absolute value, a boolean mask for each class. `totals_vs_dense` is how many times faster the first is.
+
+A dense scan takes minutes, so it may be made of fewer queries (--dense-queries) and scaled up: its time is
+proportional to them. Images come from DIR/mnist (--data or DUALFORM_DATA), else they are random.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+from torch import Tensor, nn
+
+import dualform
+from dualform.datasets import catalogue
+from dualform.datasets.images import ImageSet, Split
+from dualform.experiments.tasks import Task, tasks
+from dualform.experiments.training import PAPER, Phase, train
+
+_BLOCK = 256  # queries of the dense scan at a time: their scores take 400 MB
+
+
+def noise() -> ImageSet:
+    """Random pixels in MNIST's shape."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        raw = torch.randint(256, (count, 784), generator=generator, dtype=torch.uint8)
+        return Split(raw, torch.randint(10, (count,), generator=generator))
+
+    return ImageSet("random", tuple("0123456789"), (28, 28), split(60_000), split(10_000))
+
+
+def layer_inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """What each linear layer is given."""
+    found = {}
+    with torch.no_grad():
+        for name, module in model.named_children():
+            if isinstance(module, nn.Linear):
+                found[name] = images
+            images = module(images)
+    return found
+
+
+def keys_and_labels(path: Path, layer: str) -> tuple[Tensor, Tensor]:
+    """All keys of a layer as float32 and their labels, read as docs/format.md says."""
+    shards = [load_file(file) for file in sorted(path.glob("shard-*.safetensors"))]
+    shards = [shard for shard in shards if f"slots/{layer}/keys" in shard]
+    rows = [
+        np.ldexp(shard[f"slots/{layer}/keys"].astype(np.float32), shard[f"slots/{layer}/key_exponent"][:, None])
+        for shard in shards
+    ]
+    keys = np.concatenate(rows)
+    if all(f"slots/{layer}/key_index" in shard for shard in shards):
+        keys = keys[np.concatenate([shard[f"slots/{layer}/key_index"] for shard in shards])]
+    labels = np.concatenate([shard[f"tags/{layer}/label"] for shard in shards])
+    return torch.from_numpy(keys), torch.from_numpy(labels)
+
+
+def dense_totals(keys: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
+    """(queries, classes)"""
+    masks = [labels == label for label in range(10)]
+    blocks = []
+    for block in queries.split(_BLOCK):
+        scores = (keys @ block.mT).abs_()  # (slots, queries)
+        blocks.append(torch.stack([scores[mask].sum(dim=0) for mask in masks], dim=1))
+    return torch.cat(blocks)
+
+
+def measure(task: Task, steps: int, queries: int, dense_queries: int) -> dict[str, Any]:
+    """Train, ask, and ask the straight way."""
+    with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
+        path = Path(directory) / "run"
+        trained = train([Phase((task,), steps)], PAPER, seed=0, path=path)
+        images = task.test.images[:queries]
+        began = perf_counter()
+        spotlight = dualform.load(path).attend(trained.model, images)
+        ours, dense, differences = {}, {}, []
+        asked = perf_counter() - began
+        for layer, inputs in layer_inputs(trained.model, images).items():
+            began = perf_counter()
+            table = spotlight[layer].total(by="label", absolute=True)
+            ours[layer] = perf_counter() - began
+            keys, labels = keys_and_labels(path, layer)
+            began = perf_counter()
+            totals = dense_totals(keys, labels, inputs[:dense_queries])
+            dense[layer] = (perf_counter() - began) * len(images) / len(totals)
+            found = torch.from_numpy(table["total"]).view(len(images), -1)[: len(totals)]
+            differences.append(float(((found - totals) / totals).abs().max()))
+    late = [layer for layer in ours if layer != "layer-0"]
+    return {
+        "totals_vs_dense": {
+            **{layer: dense[layer] / ours[layer] for layer in ours},
+            "layers 1 and 2": sum(dense[layer] for layer in late) / sum(ours[layer] for layer in late),
+            "all": sum(dense.values()) / (asked + sum(ours.values())),
+        },
+        "seconds": {"training": trained.seconds, "model": asked, "totals": ours, "dense": dense},
+        "analysis_vs_training": (asked + sum(ours.values())) / trained.seconds,
+        "largest_relative_difference": max(differences),
+        "steps": steps,
+        "queries": len(images),
+        "dense_queries": min(dense_queries, len(images)),
+        "data": task.name,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _report(found: dict[str, Any]) -> str:
+    seconds = found["seconds"]
+    lines = [
+        f"{found['queries']:,} queries over {128 * found['steps']:,} slots of {found['data']} data",
+        f"training, recorded  {seconds['training']:.1f} s",
+        *(
+            f"{layer}             {seconds['totals'][layer]:6.2f} s, dense {seconds['dense'][layer]:7.1f} s: "
+            f"{found['totals_vs_dense'][layer]:.0f} times faster"
+            for layer in seconds["totals"]
+        ),
+        f"layers 1 and 2      {found['totals_vs_dense']['layers 1 and 2']:.0f} times faster",
+        f"all three           {found['totals_vs_dense']['all']:.0f} times faster than dense, "
+        f"{found['analysis_vs_training']:.2f} of the training time",
+        f"largest difference  {found['largest_relative_difference']:.1e}, relative",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.totals", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--queries", type=int, default=10_000)
+    parser.add_argument("--dense-queries", type=int, default=1024)
+    parser.add_argument("--data", default=os.environ.get("DUALFORM_DATA"), help="a directory with mnist/ in it")
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
+    options = parser.parse_args()
+    images = noise() if options.data is None else catalogue.load("mnist", Path(options.data))
+    found = measure(tasks([images])[0], options.steps, options.queries, options.dense_queries)
+    print(json.dumps(found, indent=1) if options.json else _report(found))
+
+
+if __name__ == "__main__":
+    main()
