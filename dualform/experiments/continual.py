@@ -38,13 +38,14 @@ def accuracies(memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task],
 
 @dataclass(frozen=True)
 class Story:
-    """A digit that the network mistakes after the second task, before and after muting one class of that task."""
+    """A digit mistaken after the second task: as it is, with one class of that task muted, with all of it muted."""
 
     case: Chosen
     muted_task: str
     muted_class: str
     before: dict[str, float]  # probability by class name of the digit's own task
     after: dict[str, float]
+    without_task: dict[str, float]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -52,18 +53,25 @@ class Story:
             "index": self.case.index,
             "true": self.case.task.class_names[self.case.true],
             "muted": {"task": self.muted_task, "class": self.muted_class},
-            "predicted_before": max(self.before, key=self.before.__getitem__),
-            "predicted_after": max(self.after, key=self.after.__getitem__),
+            "predicted_before": most_likely(self.before),
+            "predicted_after": most_likely(self.after),
+            "predicted_without_task": most_likely(self.without_task),
             "before": self.before,
             "after": self.after,
+            "without_task": self.without_task,
         }
 
 
+def most_likely(probabilities: Mapping[str, float]) -> str:
+    return max(probabilities, key=probabilities.__getitem__)
+
+
 def story(memory: dualform.Memory, model: nn.Module, case: Chosen, second: Task) -> Story:
-    """Mute the second task's class whose output the digit was taken for, and nothing else."""
-    muted = memory.without(task=second.name, label=case.predicted).model(model)
-    before, after = (_probabilities(network, case) for network in (model, muted))
-    return Story(case, second.name, second.class_names[case.predicted], before, after)
+    """Mute the second task's class whose output the digit was taken for, and nothing else; then all of that task."""
+    without_class = memory.without(task=second.name, label=case.predicted).model(model)
+    without_task = memory.without(task=second.name).model(model)
+    said = (_probabilities(network, case) for network in (model, without_class, without_task))
+    return Story(case, second.name, second.class_names[case.predicted], *said)
 
 
 def _probabilities(network: nn.Module, case: Chosen) -> dict[str, float]:

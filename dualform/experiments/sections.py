@@ -5,7 +5,7 @@ from typing import Any
 
 from dualform.experiments import table1
 from dualform.experiments.cases import Chosen
-from dualform.experiments.continual import Story
+from dualform.experiments.continual import Story, most_likely
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, Findings
 
@@ -122,14 +122,24 @@ def _forgetting_section(found: Findings) -> Section:
 
 
 def _told(story: Story) -> str:
-    facts, case = story.to_dict(), story.case
-    before, after = facts["predicted_before"], facts["predicted_after"]
-    return (
-        f"Test input {case.index} of {case.task.name} is a {facts['true']}, taken for a {before} with probability "
-        f"{story.before[before]:.2f} (a {facts['true']}: {story.before[facts['true']]:.2f}). With nothing muted but "
-        f"the class {story.muted_class!r} of {story.muted_task}, which shares that output, the network says {after} "
-        f"with probability {story.after[after]:.2f} (a {facts['true']}: {story.after[facts['true']]:.2f})."
+    case, true = story.case, story.case.task.class_names[story.case.true]
+
+    def said(probabilities: Mapping[str, float]) -> str:
+        one = most_likely(probabilities)
+        own = "" if one == true else f", and {true} with {probabilities[true]:.2f}"
+        return f"{one} with probability {probabilities[one]:.2f}{own}"
+
+    text = (
+        f"Test input {case.index} of {case.task.name} is a {true}. The network says {said(story.before)}. With nothing "
+        f"muted but the class {story.muted_class!r} of {story.muted_task}, which shares that output, it says "
+        f"{said(story.after)}. With all of {story.muted_task} muted, it says {said(story.without_task)}."
     )
+    if most_likely(story.after) != true and most_likely(story.without_task) == true:
+        text += (
+            " So it is not that class's doing alone: classes trained side by side balance each other at every output, "
+            "and one of them taken out leaves the others unbalanced."
+        )
+    return text
 
 
 def _certificate_section(content: Mapping[str, Any]) -> Section:

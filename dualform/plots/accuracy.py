@@ -22,7 +22,7 @@ def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
     figure, body = headed(
         3.2,
         "How well is each task solved?",
-        "Accuracy on the test images of each task. Muted: all that was learnt in a task is left out.",
+        "Accuracy on the test images of each task. Muted: what a task contributed is left out; nothing is retrained.",
         width=max(6.5, 1.5 + 1.6 * len(groups)),
     )
     axes = body.add_subplot()

@@ -1,6 +1,5 @@
 """Forgetting: views of the run against networks put together by hand."""
 
-
 import numpy as np
 import pytest
 import torch
@@ -42,6 +41,8 @@ def test_the_story_mutes_one_class_of_the_second_task(run: Run) -> None:
     muted = memory.without(task="second", label=said).model(trained.model)
     expected = muted(on[0].test.images[:1]).softmax(dim=1)[0]
     assert_close(torch.tensor(list(found.after.values())), expected.detach())
+    expected = memory.where(task="first").model(trained.model)(on[0].test.images[:1]).softmax(dim=1)[0]
+    assert_close(torch.tensor(list(found.without_task.values())), expected.detach())
     assert found.to_dict()["predicted_before"] == f"first {said}"
 
 
