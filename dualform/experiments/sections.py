@@ -146,7 +146,7 @@ def _certificate_section(content: Mapping[str, Any]) -> Section:
     rows = []
     for certificate, seconds in zip(content["certificates"], content["seconds"], strict=True):
         errors = [f"{error:.1e}" for error in certificate["relative_error"].values()]
-        times = [f"{seconds[name]:.0f}" for name in ("training", "verifying", "asking")]
+        times = [_rounded(seconds[name]) for name in ("training", "verifying", "asking")]
         rows.append([str(certificate["seed"]), "exact" if certificate["ok"] else "NOT EXACT", *errors, *times])
     layers = content["certificates"][0]["relative_error"]
     text = (
@@ -155,6 +155,11 @@ def _certificate_section(content: Mapping[str, Any]) -> Section:
     )
     columns = ("seed", "certificate", *layers, "training, recorded (s)", "verifying (s)", "test set (s)")
     return Section("Exactness and time", text, columns, rows)
+
+
+def _rounded(seconds: float) -> str:
+    """Nothing is asked of whole test sets in some experiments, which takes no time."""
+    return f"{seconds:.0f}" if seconds >= 0.5 else "–"
 
 
 def _heading(case: Chosen) -> str:

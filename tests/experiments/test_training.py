@@ -32,12 +32,12 @@ def test_tags_name_the_image_its_class_and_its_task(tmp_path: Path, together: bo
     trained = train(phases, SMALL, seed=0, path=tmp_path / "run")
     memory = dualform.load(tmp_path / "run")
     images = torch.cat([task.train.images for task in on])
-    query = torch.randn(1, 64)
+    query = torch.randn(1, 64, generator=torch.Generator().manual_seed(0))
     table = memory.attend({"layer-0": query})["layer-0"].top(10_000)
     assert len(table) == 4 * SMALL.batch
     # Whatever the tags say was seen, was seen: its score is that of the image with that id.
     ids = torch.from_numpy(table["id"].astype("int64"))
-    assert_close(torch.from_numpy(table["score"]), (images[ids] @ query[0]), rtol=2e-3, atol=2e-3)
+    assert_close(torch.from_numpy(table["score"]), images[ids] @ query[0], rtol=0, atol=2e-2)  # float16
     tasks = [on[int(one >= on[1].train.first_id)] for one in ids]
     assert table["task"].tolist() == [task.name for task in tasks]
     labels = [int(task.train.labels[one - task.train.first_id]) for task, one in zip(tasks, ids, strict=True)]

@@ -1,0 +1,41 @@
+"""Documents: files they point to are there, and the numbers in the page of results are those of its data."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualform.experiments.sections import number
+
+DOCS = Path(__file__).parents[1] / "docs"
+RESULTS = DOCS / "results"
+PAGES = sorted(DOCS.rglob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
+def test_files_a_document_points_to_are_there(page: Path) -> None:
+    for target in re.findall(r"\]\(((?!https?:|#)[^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("name", ["single", "joint", "continual"])
+def test_the_page_of_results_says_what_its_data_say(name: str) -> None:
+    page = (RESULTS / "README.md").read_text(encoding="utf-8")
+    document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    assert document["experiment"] == name
+    shown = [leaf for key in ("accuracy", "table1", "table1_valued", "baselines") for leaf in leaves(document.get(key))]
+    assert shown
+    for leaf in shown:
+        assert f"| {number(leaf['mean'], leaf['std'])} |" in page
+
+
+def leaves(value: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(value, dict):
+        if "mean" in value:
+            yield value
+        else:
+            for one in value.values():
+                yield from leaves(one)
