@@ -42,7 +42,7 @@ def fetch(
             return
         except _MIRROR_FAILED as error:
             failures.append(f"{url}: {_reason(error)}")
-    raise DataError("\n".join([f"no mirror gave {path.name}", *failures]))
+    raise DataError(f"no mirror gave {path.name} ({'; '.join(failures)})")
 
 
 def _make_directory(path: Path) -> None:

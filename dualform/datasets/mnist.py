@@ -101,9 +101,9 @@ def _not_to_be_had(name: str, source: Source, root: Path, error: DataError) -> D
     folder = root / source.folders[0]
     files = ", ".join(places.missing(folder, source.files))
     return DataError(
-        f"{name} was not found, and could not be downloaded: {error}\n"
-        f"Put these files, as they are or with .gz, into {folder}: {files}\n"
-        "Or try --dataset digits, which works without any data."
+        f"{name} was not found, and could not be downloaded: {error}. "
+        f"Put these files, as they are or with .gz, into {folder}: {files}. "
+        "Or try --dataset digits, which works without any data"
     )
 
 
