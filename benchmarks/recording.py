@@ -8,11 +8,10 @@ on the disk, over that of the plain run next to it; the median of the repeats. `
 run's bytes with its keys and values as raw float32. `rss_mb` is how far resident memory had grown at
 most by a quarter, by half and by the end of the recorded run.
 
-Pixels come from DIR/mnist (the IDX files, gzipped; --data or DUALFORM_DATA), else they are random.
+Pixels come from DIR/mnist (the IDX files; --data or DUALFORM_DATA), else they are random.
 """
 
 import argparse
-import gzip
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -25,13 +24,14 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dualform
+from dualform.datasets import catalogue
+from dualform.datasets.images import standardised
 
 _WIDTHS = (784, 800, 800, 10)
 _BATCH = 128
@@ -67,16 +67,9 @@ class Timing:
 
 
 def mnist(directory: Path) -> Data:
-    """The training set, from its IDX files."""
-    pixels = _idx(directory / "train-images-idx3-ubyte.gz", header=16).reshape(-1, 784)
-    images = torch.from_numpy(pixels).float()
-    images = (images - images.mean()) / images.std()
-    return Data(images, torch.from_numpy(_idx(directory / "train-labels-idx1-ubyte.gz", header=8)).long(), "mnist")
-
-
-def _idx(file: Path, header: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    with gzip.open(file) as content:
-        return np.frombuffer(content.read(), dtype=np.uint8, offset=header).copy()
+    """The training set."""
+    train = catalogue.load("mnist", directory).train
+    return Data(standardised(train.raw, by=train.raw), train.labels, "mnist")
 
 
 def noise(examples: int = 60_000) -> Data:
@@ -183,7 +176,7 @@ def main() -> None:
     parser.add_argument("--data", default=os.environ.get("DUALFORM_DATA"), help="a directory with mnist/ in it")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
-    data = noise() if options.data is None else mnist(Path(options.data) / "mnist")
+    data = noise() if options.data is None else mnist(Path(options.data))
     found = measure(data, options.steps, options.repeats, options.dtype)
     print(json.dumps(found, indent=1) if options.json else _report(found))
 

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.numpy import load_file
-from torch import Tensor, nn
+from torch import Tensor
 
 import dualform
 from dualform.datasets import catalogue
 from dualform.datasets.images import ImageSet, Split
+from dualform.experiments.table1 import layer_inputs
 from dualform.experiments.tasks import Task, tasks
 from dualform.experiments.training import PAPER, Phase, train
 
@@ -42,17 +43,6 @@ def noise() -> ImageSet:
         return Split(raw, torch.randint(10, (count,), generator=generator))
 
     return ImageSet("random", tuple("0123456789"), (28, 28), split(60_000), split(10_000))
-
-
-def layer_inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
-    """What each linear layer is given."""
-    found = {}
-    with torch.no_grad():
-        for name, module in model.named_children():
-            if isinstance(module, nn.Linear):
-                found[name] = images
-            images = module(images)
-    return found
 
 
 def keys_and_labels(path: Path, layer: str) -> tuple[Tensor, Tensor]:

@@ -103,8 +103,27 @@ class Top:
         })  # fmt: skip
 
 
+class _Summed:
+    """What totals and timelines share: sums of weights over groups, as a table."""
+
+    @property
+    def _sums(self) -> Sums:
+        raise NotImplementedError
+
+    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+        return self._sums.begin(scope, layer, queries)
+
+    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
+        by_query = self._sums.by_query(scope, layer, queries, fold)
+        groups, count = by_query.shape  # (groups, queries)
+        columns = scope.grouping(layer, self._sums.by).columns
+        repeated = {name: np.tile(values, count) for name, values in columns.items()}
+        query = np.repeat(np.arange(count), groups)
+        return Table({"query": query, **repeated, "total": by_query.mT.reshape(-1).numpy()})
+
+
 @dataclass(frozen=True)
-class Total:
+class Total(_Summed):
     """The sum of attention weights of each query over each group of slots; of their sizes if `absolute`.
 
     With `valued`, each weight is first multiplied by the size of the value it belongs to, |c_t| ||e_t||.
@@ -114,41 +133,22 @@ class Total:
     absolute: bool = False
     valued: bool = False
 
-    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
-        return self._sums.begin(scope, layer, queries)
-
-    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
-        return _totals(scope, layer, queries, self._sums, fold)
-
     @property
     def _sums(self) -> Sums:
         return Sums(self.by, self.absolute, self.valued)
 
 
 @dataclass(frozen=True)
-class Timeline:
+class Timeline(_Summed):
     """The sum of attention weights of each query over stretches of training time."""
 
     bins: int = 60
     absolute: bool = False
     valued: bool = False
 
-    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
-        return self._sums.begin(scope, layer, queries)
-
-    def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
-        return _totals(scope, layer, queries, self._sums, fold)
-
     @property
     def _sums(self) -> Sums:
         return Sums(self.bins, self.absolute, self.valued)
-
-
-def _totals(scope: Scope, layer: str, queries: Tensor, sums: Sums, fold: Any) -> Table:
-    by_query = sums.by_query(scope, layer, queries, fold)
-    groups, count = by_query.shape  # (groups, queries)
-    repeated = {name: np.tile(values, count) for name, values in scope.grouping(layer, sums.by).columns.items()}
-    return Table({"query": np.repeat(np.arange(count), groups), **repeated, "total": by_query.mT.reshape(-1).numpy()})
 
 
 @dataclass(frozen=True)

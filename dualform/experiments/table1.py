@@ -94,7 +94,7 @@ def agreement(found: Classes, output: Classes, target: Classes) -> Agreement:
 def nearest_means(model: nn.Module, task: Task) -> dict[str, Classes]:
     """By layer, the class whose mean over the training images is nearest to the layer's input."""
     labels = task.train.labels
-    training, test = _layer_inputs(model, task.train.images), _layer_inputs(model, task.test.images)
+    training, test = layer_inputs(model, task.train.images), layer_inputs(model, task.test.images)
     found = {}
     for layer, inputs in training.items():
         means = torch.stack([inputs[labels == label].mean(dim=0) for label in labels.unique()])  # (classes, d_in)
@@ -102,7 +102,8 @@ def nearest_means(model: nn.Module, task: Task) -> dict[str, Classes]:
     return found
 
 
-def _layer_inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+def layer_inputs(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
+    """What each linear layer of a chain of modules is given."""
     inputs = {}
     with torch.no_grad():
         for name, module in model.named_children():
