@@ -87,7 +87,7 @@ class Slots:
             found.append((positions, Block(self, piece, slots[positions] - piece.first_slot)))
         return found
 
-    def stored_keys(self, index: Array) -> tuple[Tensor, Tensor | None]:
+    def stored_keys(self, index: Array) -> tuple[Tensor, Array | None]:
         """Stored key rows by their number in the run, and their exponents."""
         name = f"slots/{self.layer.name}"
         numbers = np.searchsorted(self._key_starts, index, side="right") - 1
@@ -99,7 +99,7 @@ class Slots:
             keys[at] = shard[f"{name}/keys"][index[at] - self._key_starts[number]]
             if exponents is not None:
                 exponents[at] = shard[f"{name}/key_exponent"][index[at] - self._key_starts[number]]
-        return torch.from_numpy(keys), None if exponents is None else torch.from_numpy(exponents)
+        return torch.from_numpy(keys), exponents
 
     def _load_piece(self, number: int) -> _Piece:
         shard, name = self._key_shards[number], f"slots/{self.layer.name}"
@@ -153,8 +153,7 @@ class Block:
         shard = self._piece.shard
         rows = torch.from_numpy(shard[f"{self._prefix}/{name}"][self._rows])
         with_exponent = f"{self._prefix}/{exponent}" in shard
-        exponents = torch.from_numpy(shard[f"{self._prefix}/{exponent}"][self._rows]) if with_exponent else None
-        return unpack(rows, exponents, self.wide)
+        return unpack(rows, shard[f"{self._prefix}/{exponent}"][self._rows] if with_exponent else None, self.wide)
 
     def coefficients(self, part: Part, of: ParameterCoefficients) -> NDArray[np.float64]:
         """What each slot counts for in this parameter: the step's coefficient times the pass' factor."""

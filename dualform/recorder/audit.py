@@ -13,23 +13,26 @@ over the passes is not unique.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dualform.errors import NotFinite, UnexplainedGradient
 from dualform.recorder.capture import Pass
-from dualform.recorder.probe import Probe, array
+from dualform.recorder.probe import Probe
 
 Array = NDArray[np.float64]
 
 # What rounding may leave over, elementwise: _SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
 _SLACK = 32.0
-_LOW_SLACK = 4.0  # and of the gradient's own size, where it was rounded to half precision as a whole
+# And, of the gradient's own size, where it was rounded to half precision as a whole.
+_LOW = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
 _TINY = float(np.finfo(np.float64).tiny)
+_NEAR = 1e-3  # of 1: then it may well be 1
 
 
 @dataclass(frozen=True)
@@ -37,16 +40,21 @@ class Look:
     """A layer in one step: its gradients seen through the probe, and its passes by their number."""
 
     probe: Probe
-    target: Array  # (rows, d_out)
+    seen: Sequence[Tensor]  # of each trained part, flat
     stepped: Sequence[int]  # which trained parts have a gradient at all
     eps: float  # of the gradients' precision, at least float32's
     passes: Mapping[int, Pass]
 
+    def products(self) -> Tensor:
+        """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
+        first, *others = (one.product for one in self.passes.values())
+        return sum(others, start=first) if others else first
+
     @property
     def low(self) -> float:
         """What rounding the whole gradient to half precision, as autocast does, may leave over."""
-        precisions = {capture.precision for one in self.passes.values() for capture in one.captures}
-        return max((_LOW_SLACK * torch.finfo(p).eps for p in precisions if torch.finfo(p).bits < 32), default=0.0)
+        precisions = (capture.precision for one in self.passes.values() for capture in one.captures)
+        return max((_LOW.get(precision, 0.0) for precision in precisions), default=0.0)
 
 
 @dataclass(frozen=True)
@@ -83,24 +91,30 @@ def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
     if not all(look.passes and len(look.stepped) == len(look.probe.slices) for look in looks):
         return None
     # All rows of all layers in one array each: few operations, however many layers there are.
-    lengths = [look.probe.layer.d_out for look in looks for _ in look.target]
-    starts = np.cumsum([0, *lengths[:-1]])
-    layers = np.cumsum([0, *(len(look.target) for look in looks[:-1])])
-    target = np.concatenate([look.target.ravel() for look in looks])
-    total = np.concatenate([_sum([one.product for one in look.passes.values()]).ravel() for look in looks])
+    starts, layers = _layout(tuple((look.probe.rows, look.probe.layer.d_out) for look in looks))
+    target = array(torch.cat([part.cpu() for look in looks for part in look.seen]))
+    total = array(torch.cat([look.products().reshape(-1).cpu() for look in looks]))
     sizes = np.add.reduceat(np.square(total), starts)  # (rows,)
     if not sizes.all():
         return None
     fitted = float((np.add.reduceat(target * total, starts) / sizes).mean())
     # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
     certain = len(total) > max(len(look.passes) for look in looks)
-    for factor in (1.0, fitted) if certain else (1.0,):
+    candidates = (1.0, fitted) if abs(fitted - 1) < _NEAR else (fitted,)
+    for factor in candidates if certain else (1.0,):
         gaps = np.add.reduceat(np.square(target - factor * total), starts)
         residuals = np.sqrt(np.maximum.reduceat(gaps / sizes, layers)) / (abs(factor) or _TINY)  # (layers,)
-        if all(r <= _SLACK * look.eps + look.low for r, look in zip(residuals, looks, strict=True)):
+        if all(r <= _SLACK * look.eps + look.low for r, look in zip(residuals.tolist(), looks, strict=True)):
             shapes = [(len(look.passes), len(look.probe.slices)) for look in looks]
-            return [Explained(np.full(s, factor), float(r)) for s, r in zip(shapes, residuals, strict=True)]
+            return [Explained(np.full(s, factor), r) for s, r in zip(shapes, residuals.tolist(), strict=True)]
     return None
+
+
+@lru_cache(maxsize=64)
+def _layout(shapes: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each row begins among the numbers of all layers, and where each layer among the rows."""
+    lengths = [width for rows, width in shapes for _ in range(rows)]
+    return np.cumsum([0, *lengths[:-1]]), np.cumsum([0, *(rows for rows, _ in shapes[:-1])])
 
 
 class _Equation:
@@ -115,8 +129,11 @@ class _Equation:
         self._rows = look.probe.slices[part]
         self.layer = look.probe.layer.name
         self.parameter = look.probe.layer.trained[part].parameter
-        self.target = look.target[self._rows].ravel()  # (n,)
-        found = [look.passes[n].product[self._rows].ravel() if n in look.passes else self.target * 0 for n in numbers]
+        self.target = array(look.seen[part])  # (n,)
+        found = [
+            array(look.passes[n].product[self._rows].reshape(-1)) if n in look.passes else self.target * 0
+            for n in numbers
+        ]
         products = np.stack(found) if found else np.zeros((0, len(self.target)))
         # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
         self.sound: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
@@ -130,7 +147,7 @@ class _Equation:
             one = self._look.passes.get(self._numbers[i])
             for capture in one.captures if one else ():
                 rows = capture.keys.unpacked(), capture.values.unpacked()
-                bounds[i] += self._look.probe.of_rows(*rows, absolute=True)[self._rows].ravel()
+                bounds[i] += array(self._look.probe.of_rows(*rows, absolute=True)[self._rows].reshape(-1))
         return bounds
 
     def explained(self, factors: Array) -> bool:
@@ -206,10 +223,6 @@ def _weighted(factors: Array, products: Array) -> Array:
     return total
 
 
-def _sum(arrays: Sequence[Array]) -> Array:
-    return arrays[0] if len(arrays) == 1 else np.sum(arrays, axis=0)
-
-
 def _norm(values: Array) -> float:
     return float(np.sqrt(np.square(values).sum()))
 
@@ -237,3 +250,8 @@ def _reason(equation: _Equation, step: int) -> str:
         f"through the layer; {hint} Leave the layer out with layers=..., or change the loop. The steps before it are "
         "kept"
     )
+
+
+def array(small: Tensor) -> Array:
+    """A small tensor as float64 on the CPU. numpy has no name for bfloat16, so torch widens first."""
+    return (small.float() if small.dtype == torch.bfloat16 else small).cpu().numpy().astype(np.float64)

@@ -8,9 +8,8 @@ is filled anew; the tensors themselves are let go.
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,43 +26,43 @@ from dualform.store.packing import unpack
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Packed:
+# Named tuples, because dozens of them are made in every step, and frozen dataclasses are slow to make.
+
+
+class Packed(NamedTuple):
     """Rows in the stored precision, with the exponent of each for float16."""
 
     rows: Tensor
-    exponent: Tensor | None
+    exponent: NDArray[np.int16] | None
 
     def unpacked(self) -> Tensor:
         dtype = torch.float64 if self.rows.dtype == torch.float64 else torch.float32
         return unpack(self.rows, self.exponent, dtype)
 
 
-@dataclass(frozen=True)
-class Capture:
+class Capture(NamedTuple):
     """One call of a layer that was followed back."""
 
     order: int  # of the forward call
     backward: int  # number of the backward pass
     keys: Packed
     values: Packed
-    product: Array  # (X r)^T E, before packing
+    product: Tensor  # (X r)^T E, before packing
     precision: torch.dtype  # of the gradient
     tags: Tags  # whether they fit matters only if the pass was in a gradient
     leading: tuple[int, ...]  # dimensions of the input before the last: what tags are spread over
     may_repeat: bool  # the key does not depend on anything trained: it may be seen again
 
 
-@dataclass(frozen=True)
-class Pass:
+class Pass(NamedTuple):
     """All calls of a layer in one backward pass, in the order they were made."""
 
     captures: Sequence[Capture]
 
     @property
-    def product(self) -> Array:
+    def product(self) -> Tensor:
         first, *others = (capture.product for capture in self.captures)
-        return sum(others, start=first)
+        return sum(others, start=first) if others else first
 
 
 def as_rows(one: Pass, layer: str, factors: Array, storage: Storage) -> Rows:
@@ -84,7 +83,9 @@ def as_rows(one: Pass, layer: str, factors: Array, storage: Storage) -> Rows:
 def _arrays(packed: Sequence[Packed]) -> tuple[NDArray[Any], NDArray[Any] | None]:
     rows = torch.cat([p.rows for p in packed]) if len(packed) > 1 else packed[0].rows
     exponents = [p.exponent for p in packed if p.exponent is not None]
-    return rows.cpu().numpy(), torch.cat(exponents).cpu().numpy() if exponents else None
+    if len(exponents) < 2:
+        return rows.numpy(), exponents[0] if exponents else None
+    return rows.numpy(), np.concatenate(exponents)
 
 
 class Captures:
@@ -125,33 +126,42 @@ class Captures:
             handle.remove()
 
     def _hook(self, layer: str, probe: Probe) -> Callable[..., None]:
+        key_column, value_column = f"{layer}/keys", f"{layer}/values"
+
         def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
             if not (self._open and output.requires_grad and output.numel()):
                 return
             given: Tensor = args[0] if args else kwargs["input"]
-            tags = self._tags()
-            order, may_repeat = next(self._order), not given.requires_grad
-            # autocast computes the product, and so the gradient, in the output's precision
-            keys = given.detach().reshape(-1, given.shape[-1]).to(output.dtype)  # (slots, d_in)
+            tags, order, precision = self._tags(), next(self._order), output.dtype
 
             def on_backward(gradient: Tensor) -> None:
-                if self._open:
-                    values = gradient.detach().reshape(-1, gradient.shape[-1])  # (slots, d_out)
-                    capture = Capture(
-                        order=order,
-                        backward=torch._C._current_graph_task_id(),
-                        keys=self._pack(keys, f"{layer}/keys"),
-                        values=self._pack(values, f"{layer}/values"),
-                        product=probe.of_rows(keys, values),
-                        precision=gradient.dtype,
-                        tags=tags,
-                        leading=tuple(given.shape[:-1]),
-                        may_repeat=may_repeat,
-                    )
-                    self._waiting[layer].append(capture)
+                if not self._open:
+                    return
+                # autocast computes the product, and so the gradient, in the output's precision
+                keys, values = _rows(given, precision), _rows(gradient, gradient.dtype)
+                capture = Capture(
+                    order=order,
+                    backward=torch._C._current_graph_task_id(),
+                    product=probe.of_rows(keys, values),
+                    keys=self._pack(keys, key_column),
+                    values=self._pack(values, value_column),
+                    precision=gradient.dtype,
+                    tags=tags,
+                    leading=tuple(given.shape[:-1]),
+                    may_repeat=not given.requires_grad,
+                )
+                self._waiting[layer].append(capture)
 
             output.register_hook(on_backward)
 
         # A compiled model runs the hook as plain Python between two graphs.
         disabled: Callable[..., None] = torch.compiler.disable(on_forward)
         return disabled
+
+
+def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """(slots, width), however many leading dimensions there are."""
+    rows = tensor.detach()
+    if rows.dim() != 2:
+        rows = rows.reshape(-1, rows.shape[-1])
+    return rows if rows.dtype == dtype else rows.to(dtype)

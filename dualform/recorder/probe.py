@@ -8,14 +8,10 @@ Both sides cost as much as reading their matrices once. A bias is a weight whose
 from collections.abc import Sequence
 from math import ceil
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.store import Layer
-
-Array = NDArray[np.float64]
 
 _EQUATIONS = 64  # at least that many numbers are compared per weight: more than there are factors
 
@@ -41,26 +37,36 @@ class Probe:
             else:
                 shape = widths[0], part.columns[1] - part.columns[0]
                 self._vectors[group, slice(*part.columns)] = torch.randn(shape, generator=generator)
+        self._of_parts = self._split()
 
-    def of_gradients(self, gradients: Sequence[Tensor]) -> Array:
-        """grad @ r of each weight, then the gradient of each bias: (rows, d_out)."""
+    @property
+    def rows(self) -> int:
+        """Random vectors, and biases."""
+        return len(self._added)
+
+    def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """(grad r)^T of each weight, and the gradient of each bias, each as one row of numbers."""
         self._fit(gradients[0])
-        seen = np.empty((len(self._added), self.layer.d_out))
-        for part, group, gradient in zip(self.layer.trained, self.slices, gradients, strict=True):
-            if part.columns is None:
-                seen[group] = array(gradient)
-            else:
-                r = self._vectors[group, slice(*part.columns)]
-                seen[group] = array(gradient.to(r.dtype) @ r.mT).T
+        seen = []
+        for r, gradient in zip(self._of_parts, gradients, strict=True):
+            shown = gradient.to(self._vectors.dtype)
+            seen.append(shown if r is None else (r @ shown.mT).view(-1))
         return seen
 
-    def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Array:
+    def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
         """(X r)^T E, or (|X| |r|)^T |E|: (rows, d_out)."""
         self._fit(values)
         keys, values, r = keys.to(self._vectors.dtype), values.to(self._vectors.dtype), self._vectors
         if absolute:
             keys, values, r = keys.abs(), values.abs(), r.abs()
-        return array(torch.addmm(self._added, r, keys.mT) @ values)
+        return torch.addmm(self._added, r, keys.mT) @ values
+
+    def _split(self) -> list[Tensor | None]:
+        """The vectors of each trained part by themselves; None for a bias."""
+        return [
+            None if part.columns is None else self._vectors[group, slice(*part.columns)]
+            for part, group in zip(self.layer.trained, self.slices, strict=True)
+        ]
 
     def _fit(self, like: Tensor) -> None:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -69,8 +75,4 @@ class Probe:
                 self._vectors.to(like.device, dtype),
                 self._added.to(like.device, dtype),
             )
-
-
-def array(small: Tensor) -> Array:
-    """A small tensor as float64 on the CPU. numpy has no name for bfloat16, so torch widens first."""
-    return (small.float() if small.dtype == torch.bfloat16 else small).cpu().numpy().astype(np.float64)
+            self._of_parts = self._split()

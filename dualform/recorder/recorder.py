@@ -256,7 +256,8 @@ class Recorder:
     # Tags, memory, and the state of the recorder itself
 
     def _pack(self, rows: Tensor, column: str) -> Packed:
-        return Packed(*pack(rows, self._storage.dtype, partial(self._arena.empty, column)))
+        empty = partial(self._arena.empty, column)
+        return Packed(*pack(rows, self._storage.dtype, empty, alike=column.endswith("/keys")))
 
     def _seal(self) -> None:
         assert self._writer is not None
@@ -307,9 +308,9 @@ def record(
 
     `optimizer` may be a list. `layers` is a name, a pattern such as "encoder.*", or a list of them; what
     "*" has to leave out is in `recorder.skipped`. `dtype` is the precision of stored keys and values:
-    "float16" (scaled by row), "float32" or "float64". With `values=False` only keys are stored: attention
-    weights work, outputs and muting do not, and any optimiser will do. A run that exists is replaced only
-    with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
+    "float16" (rows scaled by powers of two), "float32" or "float64". With `values=False` only keys are
+    stored: attention weights work, outputs and muting do not, and any optimiser will do. A run that exists
+    is replaced only with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if dtype not in DTYPES:

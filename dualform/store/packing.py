@@ -1,12 +1,16 @@
 """Rows of floats to the stored precision and back.
 
 float16 has five bits of exponent, too few for back-propagated errors, which may all be below 1e-8. So
-each row is divided by a power of two that puts its largest entry just below float16's limit; the power's
-exponent is stored beside the row and loses nothing.
+each row is divided by a power of two; the power's exponent is stored beside the row and loses nothing.
+No entry is off by more than 2**-11 of its row's largest.
+
+Rows of ordinary size share one power, which makes packing a single pass over them. Those of keys are not
+divided at all: what a key is packed to must not depend on the batch it came in, or a key that comes
+again would not be recognised.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -14,33 +18,50 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Empty = Callable[[tuple[int, int], torch.dtype], Tensor]
+Exponents = NDArray[np.int16]
 
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
-_TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought into [2**14, 2**15)
+_TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
+_BOTTOM = -8  # and is at least this power of two, well above 2**-14, from where on float16 loses bits
 _EXPONENT_BITS = 0x7F800000
 _LEAST = 15  # smaller sizes count as this one: the power for them would not be a float32; below 1e-33
 
 
-def pack(rows: Tensor, dtype: str, empty: Empty) -> tuple[Tensor, Tensor | None]:
+def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tuple[Tensor, Exponents | None]:
     """A copy of rows (n, d) in the stored precision, and for float16 the exponent (n,) they were divided by.
 
-    The copy goes to memory that `empty(shape, dtype)` provides.
+    The copy goes to memory that `empty(shape, dtype)` provides. With `alike`, the same row is always
+    packed to the same bytes, whatever stands beside it.
     """
     packed = empty((rows.shape[0], rows.shape[1]), TORCH[dtype])
     if dtype != "float16":
         return packed.copy_(rows), None
     rows = rows if rows.dtype == torch.float64 else rows.float()
-    # Not the row's norm: its squares overflow and underflow long before the entries do. What is done on
-    # one number a row is quicker in numpy.
+    # A row's largest entry is at most its norm, and at least its norm over the root of its width.
+    norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
+    least, most = float(norms.min()), float(norms.max())
+    shared = 0 if alike or not math.isfinite(most) else math.frexp(most)[1] - _TOP
+    if math.ldexp(math.sqrt(rows.shape[1]), shared + _BOTTOM) <= least and most < math.ldexp(1.0, shared + _TOP):
+        # To multiply first is quicker than torch.mul into float16, which goes through small buffers.
+        scaled = packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
+        return scaled, np.full(len(norms), shared, dtype=np.int16)
+    return _packed_singly(rows, packed)
+
+
+def _packed_singly(rows: Tensor, packed: Tensor) -> tuple[Tensor, Exponents]:
+    """Each row by a power of its own, or not at all if it is of ordinary size."""
+    # Not the row's norm: its squares overflow and underflow long before the entries do.
     highest, lowest = rows.amax(dim=1).cpu().numpy(), rows.amin(dim=1).cpu().numpy()
-    exponent, scale = _scaling(np.maximum(highest, -lowest).astype(np.float32, copy=False))
-    factor = torch.from_numpy(scale[:, None]).to(rows.device)
-    scaled = torch.mul(rows, factor, out=packed) if rows.device == packed.device else packed.copy_(rows * factor)
-    return scaled, torch.from_numpy(exponent)
+    sizes = np.maximum(highest, -lowest).astype(np.float32, copy=False)
+    exponent, scale = _scaling(sizes)
+    norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
+    ordinary = (norms >= math.ldexp(math.sqrt(rows.shape[1]), _BOTTOM)) & (norms < math.ldexp(1.0, _TOP))
+    exponent, scale = np.where(ordinary, np.int16(0), exponent), np.where(ordinary, np.float32(1), scale)
+    return packed.copy_(rows * torch.from_numpy(scale[:, None]).to(rows.device)), exponent
 
 
-def _scaling(sizes: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.float32]]:
+def _scaling(sizes: NDArray[np.float32]) -> tuple[Exponents, NDArray[np.float32]]:
     """For rows of these sizes the exponents to be divided by, and the exact powers of two that do it.
 
     A float32's bits 23 to 30 are its exponent plus 127, so both take a subtraction.
@@ -50,15 +71,14 @@ def _scaling(sizes: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.
     return exponent, ((127 + 126 + _TOP - biased) << 23).view(np.float32)
 
 
-def unpack(rows: Tensor, exponent: Tensor | None, dtype: torch.dtype) -> Tensor:
+def unpack(rows: Tensor, exponent: Exponents | None, dtype: torch.dtype) -> Tensor:
     """The inverse, in `dtype` (float32 or float64)."""
     wide = rows.to(dtype)
     if exponent is None:
         return wide
-    scale = torch.from_numpy(_power_of_two(exponent.cpu().numpy())).to(rows.device)
-    return wide.mul_(scale[:, None])
+    return wide.mul_(torch.from_numpy(_power_of_two(exponent))[:, None])
 
 
-def _power_of_two(exponent: NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+def _power_of_two(exponent: Exponents) -> NDArray[np.float32]:
     """Exactly 2**exponent: its bits put together."""
     return ((exponent.astype(np.int32) + 127) << 23).view(np.float32)

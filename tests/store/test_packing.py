@@ -28,6 +28,27 @@ def test_rows_of_very_different_size_do_not_disturb_each_other() -> None:
     assert_close(unpack(*pack(rows, "float16", empty), torch.float32), rows, rtol=2**-11, atol=0)
 
 
+@given(st.integers(-30, 30), st.integers(-30, 30), st.integers(0, 2**16))
+def test_alike_means_that_neighbours_do_not_matter(own: int, beside: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    row = torch.randn(1, 7, generator=generator) * 2.0**own
+    others = torch.randn(3, 7, generator=generator) * 2.0**beside
+    alone, exponent = pack(row, "float16", empty, alike=True)
+    among, exponents = pack(torch.cat([others, row]), "float16", empty, alike=True)
+    assert exponent is not None
+    assert exponents is not None
+    assert_close(among[3:], alone, rtol=0, atol=0)
+    assert exponents[3] == exponent[0]
+
+
+@given(st.integers(-30, 30), st.integers(-60, 30), st.booleans(), st.integers(0, 2**16))
+def test_no_entry_is_off_by_more_than_eleven_bits_of_its_row(first: int, second: int, alike: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(4, 9, generator=generator) * 2.0 ** torch.tensor([[first], [second], [0], [first]])
+    restored = unpack(*pack(rows, "float16", empty, alike=alike), torch.float32)
+    assert bool(((restored - rows).abs() <= 2**-11 * rows.abs().amax(dim=1, keepdim=True)).all())
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_wider_precisions_are_kept_as_they_are(dtype: str) -> None:
     rows = torch.randn(4, 3, dtype=TORCH[dtype])
