@@ -1,12 +1,14 @@
 """The claim: recording the paper's MNIST run costs little, and no more memory the longer it runs.
 
-    python -m benchmarks.recording --data data --steps 3000 --repeats 3
+    python -m benchmarks.recording --data data --steps 3000
 
-The same loop (an MLP 784-800-800-10, batches of 128, SGD with momentum, clipped gradients) is trained
-plain and recorded in turn, in one process. `record_overhead` is the time of a recorded run, closed and
-on the disk, over that of the plain run next to it; the median of the repeats. `bytes_ratio` compares the
-run's bytes with its keys and values as raw float32. `rss_mb` is how far resident memory had grown at
-most by a quarter, by half and by the end of the recorded run.
+Two equal networks (an MLP 784-800-800-10, batches of 128, SGD with momentum, clipped gradients) are trained
+on the same batches in one process, one plain, one recorded, in turns of 500 steps. A recorded turn ends
+with `recorder.sync()`, so that everything it recorded is on the disk before its time is taken and nothing
+of it is paid by the plain turn that follows. `record_overhead` is the median over all turns of the time of
+a recorded turn over that of the plain one before it: a busy machine is busy for both. `bytes_ratio`
+compares the run's bytes with its keys and values as raw float32. `rss_mb` is how far resident memory had
+grown at most by a quarter, by half and by the end of the run.
 
 Pixels come from DIR/mnist (the IDX files; --data or DUALFORM_DATA), else they are random.
 """
@@ -14,8 +16,7 @@ Pixels come from DIR/mnist (the IDX files; --data or DUALFORM_DATA), else they a
 import argparse
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +36,7 @@ from dualform.datasets.images import standardised
 
 _WIDTHS = (784, 800, 800, 10)
 _BATCH = 128
-_WATCH = 10  # steps from one look at the resident memory to the next
+_TURN = 500  # steps
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,6 @@ class Data:
             yield order[first : first + _BATCH]
 
 
-@dataclass(frozen=True)
-class Timing:
-    """What one training run took: seconds a step, seconds in all, megabytes at most by each step looked at."""
-
-    steps: list[float]
-    total: float
-    rss_mb: list[float]
-
-
 def mnist(directory: Path) -> Data:
     """The training set."""
     train = catalogue.load("mnist", directory).train
@@ -79,75 +71,79 @@ def noise(examples: int = 60_000) -> Data:
     return Data(images, torch.randint(10, (examples,), generator=generator), "random")
 
 
-def train(data: Data, steps: int, recording: Callable[[nn.Module, torch.optim.Optimizer], Any]) -> Timing:
-    """Train once. `recording` makes the context of the loop: a recorder, or one of nothing."""
-    torch.manual_seed(0)
-    first, second, last = (nn.Linear(a, b) for a, b in pairwise(_WIDTHS))
-    model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
-    optimizer = torch.optim.SGD(model.parameters(), lr=3e-3, momentum=0.9)
-    process = psutil.Process()
-    before = process.memory_info().rss
-    peak, rss, times = 0.0, [], []
-    began = perf_counter()
-    with recording(model, optimizer) as recorder:
-        for step, ids in enumerate(data.batches(steps)):
+@dataclass(frozen=True)
+class Loop:
+    """A network and its optimiser, to be trained turn by turn."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    @classmethod
+    def fresh(cls) -> "Loop":
+        torch.manual_seed(0)
+        first, second, last = (nn.Linear(a, b) for a, b in pairwise(_WIDTHS))
+        model = nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
+        return cls(model, torch.optim.SGD(model.parameters(), lr=3e-3, momentum=0.9))
+
+    def train(self, data: Data, batches: Sequence[Tensor], recorder: dualform.Recorder | None = None) -> list[float]:
+        """Seconds of each step."""
+        times = []
+        for ids in batches:
             start = perf_counter()
             images, labels = data.images[ids], data.labels[ids]
             if recorder is not None:
                 recorder.tag(id=ids, label=labels, task="mnist")
-            loss = F.cross_entropy(model(images), labels)
-            optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(images), labels)
+            self.optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
+            nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+            self.optimizer.step()
             times.append(perf_counter() - start)
-            if step % _WATCH == 0:
-                peak = max(peak, (process.memory_info().rss - before) / 1e6)
-                rss.append(peak)
-    return Timing(times, perf_counter() - began, rss)
+        return times
 
 
-def measure(data: Data, steps: int, repeats: int, dtype: str) -> dict[str, Any]:
-    """Plain and recorded runs in turn, after a short one of each to warm up."""
-    plain, recorded, sizes = [], [], []
+def measure(data: Data, steps: int, dtype: str) -> dict[str, Any]:
+    """Plain and recorded turns; the first of each, to warm up, is not counted."""
+    plain_loop, recorded_loop, process = Loop.fresh(), Loop.fresh(), psutil.Process()
+    batches = list(data.batches(steps + _TURN))
+    plain, recorded, ratios, rss = [], [], [], []
     with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
         path = Path(directory) / "run"
-
-        def recording(model: nn.Module, optimizer: torch.optim.Optimizer) -> dualform.Recorder:
-            return dualform.record(model, optimizer, path, dtype=dtype, overwrite=True)
-
-        def nothing(model: nn.Module, optimizer: torch.optim.Optimizer) -> AbstractContextManager[None]:
-            return nullcontext()
-
-        for context in (nothing, recording):
-            train(data, min(steps, 100), context)
-        for _ in range(repeats):
-            plain.append(train(data, steps, nothing))
-            recorded.append(train(data, steps, recording))
-            sizes.append(dualform.load(path).summary()["bytes"])
-    raw = 4 * _BATCH * steps * sum(a + b for a, b in pairwise(_WIDTHS))
-    ratios = [after.total / before.total for before, after in zip(plain, recorded, strict=True)]
+        before = process.memory_info().rss
+        with dualform.record(recorded_loop.model, recorded_loop.optimizer, path, dtype=dtype) as recorder:
+            for first in range(0, len(batches), _TURN):
+                turn = batches[first : first + _TURN]
+                began = perf_counter()
+                plain_steps = plain_loop.train(data, turn)
+                halfway = perf_counter()
+                recorded_steps = recorded_loop.train(data, turn, recorder)
+                recorder.sync()
+                if first:
+                    ratios.append((perf_counter() - halfway) / (halfway - began))
+                    plain += plain_steps
+                    recorded += recorded_steps
+                rss.append((process.memory_info().rss - before) / 1e6)
+        size = dualform.load(path).summary()["bytes"]
+    raw = 4 * _BATCH * len(batches) * sum(a + b for a, b in pairwise(_WIDTHS))
     return {
         "record_overhead": median(ratios),
-        "record_overheads": ratios,
-        "bytes": sizes[-1],
-        "bytes_ratio": sizes[-1] / raw,
+        "record_overheads": sorted(ratios),
+        "bytes": size,
+        "bytes_ratio": size / raw,
         "plain_ms": _per_step(plain),
         "recorded_ms": _per_step(recorded),
-        "rss_mb": [max(run.rss_mb[int(q * (len(run.rss_mb) - 1))] for run in recorded) for q in (0.25, 0.5, 1.0)],
+        "rss_mb": [max(rss[: 1 + int(q * (len(rss) - 1))]) for q in (0.25, 0.5, 1.0)],
         "steps": steps,
-        "repeats": repeats,
         "dtype": dtype,
         "data": data.source,
         "threads": torch.get_num_threads(),
     }
 
 
-def _per_step(runs: list[Timing]) -> dict[str, float]:
+def _per_step(times: list[float]) -> dict[str, float]:
     """Milliseconds of a step: the quickest, the median, and how far apart the quartiles are."""
-    times = [1e3 * time for run in runs for time in run.steps]
     low, middle, high = quantiles(times, n=4)
-    return {"min": min(times), "median": middle, "spread": high - low}
+    return {"min": 1e3 * min(times), "median": 1e3 * middle, "spread": 1e3 * (high - low)}
 
 
 def _report(found: dict[str, Any]) -> str:
@@ -160,8 +156,8 @@ def _report(found: dict[str, Any]) -> str:
             f"{found['steps']} steps on {found['data']} data, stored as {found['dtype']}",
             f"plain     {step('plain_ms')}",
             f"recorded  {step('recorded_ms')}",
-            f"overhead  {found['record_overhead']:.3f} times the plain run, closing included "
-            f"({', '.join(f'{ratio:.3f}' for ratio in found['record_overheads'])})",
+            f"overhead  {found['record_overhead']:.3f} times the plain turn, the median of "
+            f"{', '.join(f'{ratio:.3f}' for ratio in found['record_overheads'])}",
             f"on disk   {found['bytes'] / 1e6:,.0f} MB, {found['bytes_ratio']:.3f} of raw float32 keys and values",
             f"memory    grown by {quarter:.0f} MB at a quarter, {half:.0f} at half, {end:.0f} at the end",
         ]
@@ -171,13 +167,12 @@ def _report(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="float16", choices=["float16", "float32", "float64"])
     parser.add_argument("--data", default=os.environ.get("DUALFORM_DATA"), help="a directory with mnist/ in it")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
     data = noise() if options.data is None else mnist(Path(options.data))
-    found = measure(data, options.steps, options.repeats, options.dtype)
+    found = measure(data, options.steps, options.dtype)
     print(json.dumps(found, indent=1) if options.json else _report(found))
 
 
