@@ -255,6 +255,14 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     assert not model[0]._forward_hooks
 
 
+@pytest.mark.skipif(not Path("/sys/kernel").is_dir(), reason="no directory here that even root cannot write to")
+def test_a_directory_that_cannot_be_written_to() -> None:
+    model = network()
+    with pytest.raises(StorageError, match=r"cannot use /sys/kernel/dualform for a run"):
+        record(model, sgd(model), Path("/sys/kernel/dualform")).__enter__()
+    assert not model[0]._forward_hooks
+
+
 def test_a_disk_that_fills_up_is_an_error_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer = sgd(model)
