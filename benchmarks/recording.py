@@ -33,6 +33,7 @@ from torch.nn import functional as F
 import dualform
 from dualform.datasets import catalogue
 from dualform.datasets.images import standardised
+from dualform.experiments.loops import epochs
 
 _WIDTHS = (784, 800, 800, 10)
 _BATCH = 128
@@ -48,14 +49,8 @@ class Data:
     source: str
 
     def batches(self, steps: int) -> Iterator[Tensor]:
-        """The examples of each step, in a new order every epoch."""
-        generator = torch.Generator().manual_seed(0)
-        per_epoch = len(self.images) // _BATCH
-        for step in range(steps):
-            if step % per_epoch == 0:
-                order = torch.randperm(len(self.images), generator=generator)
-            first = step % per_epoch * _BATCH
-            yield order[first : first + _BATCH]
+        """The examples of each step."""
+        return epochs(len(self.images), _BATCH, steps, seed=0)
 
 
 def mnist(directory: Path) -> Data:

@@ -8,7 +8,7 @@ Everything it needs comes with the package, and it takes seconds.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,18 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dualform
 from dualform import plots
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
-from dualform.experiments.threads import one_thread
+from dualform.experiments.loops import INPUTS, epochs, one_thread, save_inputs, seeded
 from dualform.store import Run
 from dualform.table import Table
 
 MODEL = "dualform.experiments.demo:network"
-INPUTS, PNG, PDF = "inputs.safetensors", "spotlight.png", "spotlight.pdf"
+PNG, PDF = "spotlight.png", "spotlight.pdf"
 STEPS = 1300
 BATCH = 32
 ABOUT = {"model": MODEL, "inputs": INPUTS, "class_names": list(CLASS_NAMES), "image_shape": list(IMAGE_SHAPE)}
@@ -72,14 +71,14 @@ def train(
 ) -> Trained:
     """Train and record; the same seed gives the same run. `progress` is called with each step's number."""
     digits = load()
-    model = _initial(seed)
+    model = seeded(network, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     images, labels = standardised(digits.train.raw, by=digits.train.raw), digits.train.labels
     with (
         one_thread(),
         dualform.record(model, optimizer, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
     ):
-        for step, ids in enumerate(_batches(len(labels), steps, seed)):
+        for step, ids in enumerate(epochs(len(labels), BATCH, steps, seed)):
             recorder.tag(id=ids, label=labels[ids])
             loss = F.cross_entropy(model(images[ids]), labels[ids])
             optimizer.zero_grad()
@@ -87,37 +86,15 @@ def train(
             optimizer.step()
             progress(step)
     inputs = standardised(digits.test.raw, by=digits.train.raw)
-    _save_inputs(Path(path) / INPUTS, digits, inputs)
+    save_inputs(
+        Path(path),
+        inputs=inputs,
+        labels=digits.test.labels,
+        images=digits.test.raw,
+        training_images=digits.train.raw,
+    )
     with torch.no_grad():
         return Trained(model, digits, inputs, model(inputs).argmax(dim=1))
-
-
-def _initial(seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # torch's initialisers know the global generator only
-        torch.manual_seed(seed)
-        return network()
-
-
-def _batches(examples: int, steps: int, seed: int) -> Iterator[Tensor]:
-    """Row numbers for each step: epoch after epoch in a new order, the rest of an epoch left out."""
-    generator = torch.Generator().manual_seed(seed)
-    per_epoch = examples // BATCH
-    for step in range(steps):
-        if step % per_epoch == 0:
-            order = torch.randperm(examples, generator=generator)
-        first = step % per_epoch * BATCH
-        yield order[first : first + BATCH]
-
-
-def _save_inputs(path: Path, digits: ImageSet, inputs: Tensor) -> None:
-    """What questions to the run need later: test inputs, and images to draw; the tag `id` is their row."""
-    tensors = {
-        "inputs": inputs,
-        "labels": digits.test.labels,
-        "images": digits.test.raw,
-        "training_images": digits.train.raw,
-    }
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
 
 
 def chosen(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:

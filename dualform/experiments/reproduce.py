@@ -30,7 +30,7 @@ from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Fi
 from dualform.experiments.room import DOCUMENT, MARKDOWN, PAGE, RUNS
 from dualform.experiments.sections import sections
 from dualform.experiments.tasks import tasks
-from dualform.experiments.training import Trained, predictions, save_inputs, train
+from dualform.experiments.training import Trained, predictions, save_test_sets, train
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # what begins, and of how many steps
 
@@ -100,7 +100,7 @@ def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[Trained,
     with stage("training", planned.ends[-1]) as done:
         trained = train(planned.phases, planned.recipe, seed=seed, path=path, progress=done)
     if planned.settings.keep_run:
-        save_inputs(path, planned.tasks)
+        save_test_sets(path, planned.tasks)
     return trained, dualform.load(path)
 
 

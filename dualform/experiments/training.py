@@ -17,14 +17,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import dualform
+from dualform.experiments.loops import INPUTS, epochs, one_thread, save_inputs, seeded
 from dualform.experiments.tasks import Examples, Task, training_images
-from dualform.experiments.threads import one_thread
-
-INPUTS = "inputs.safetensors"
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def train(
     progress: Callable[[int], None] = lambda step: None,
 ) -> Trained:
     """Train through all phases with one optimiser, recording everything; the same seed gives the same run."""
-    model = _initial(recipe, seed)
+    model = seeded(recipe.network, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
     generator = torch.Generator().manual_seed(seed)
     every = list({task.name: task for phase in phases for task in phase.tasks}.values())
@@ -115,12 +112,6 @@ def train(
     return Trained(model, accuracies, perf_counter() - began - tested)
 
 
-def _initial(recipe: Recipe, seed: int) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):  # torch's initialisers know the global generator only
-        torch.manual_seed(seed)
-        return recipe.network()
-
-
 def _about(recipe: Recipe, every: Sequence[Task]) -> dict[str, Any]:
     return {
         "model": recipe.model,
@@ -139,14 +130,10 @@ class _Batch:
 
 
 def _batches(phase: Phase, size: int, generator: torch.Generator) -> Iterator[_Batch]:
-    """Epoch after epoch over all examples of the phase, each in a new order, what is left of one dropped."""
+    """Shuffled epochs over the examples of all tasks of the phase."""
     sizes = [len(task.train) for task in phase.tasks]
-    per_epoch = sum(sizes) // size
-    for step in range(phase.steps):
-        if step % per_epoch == 0:
-            order = torch.randperm(sum(sizes), generator=generator)
-        first = step % per_epoch * size
-        yield _batch(phase.tasks, sizes, order[first : first + size])
+    for rows in epochs(sum(sizes), size, phase.steps, generator):
+        yield _batch(phase.tasks, sizes, rows)
 
 
 def _batch(tasks: Sequence[Task], sizes: list[int], rows: Tensor) -> _Batch:
@@ -175,12 +162,12 @@ def accuracy(model: nn.Module, examples: Examples) -> float:
     return 100 * int((predictions(model, examples.images) == examples.labels).sum()) / len(examples)
 
 
-def save_inputs(path: Path, of: Sequence[Task]) -> None:
-    """What later questions to a run need: test inputs, one task after the other, and images to draw."""
-    tensors = {
-        "inputs": torch.cat([task.test.images for task in of]),
-        "labels": torch.cat([task.test.labels for task in of]),
-        "images": torch.cat([task.test.raw for task in of]),
-        "training_images": training_images(of),
-    }
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / INPUTS)
+def save_test_sets(run: Path, of: Sequence[Task]) -> None:
+    """Test inputs, one task after the other, for later questions to a run that is kept."""
+    save_inputs(
+        run,
+        inputs=torch.cat([task.test.images for task in of]),
+        labels=torch.cat([task.test.labels for task in of]),
+        images=torch.cat([task.test.raw for task in of]),
+        training_images=training_images(of),
+    )

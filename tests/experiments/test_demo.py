@@ -50,11 +50,6 @@ def test_chosen_takes_a_mistake_first_then_new_classes() -> None:
     assert demo.chosen(labels + 1, labels) == [0]
 
 
-def test_every_batch_is_full_and_an_epoch_has_no_digit_twice() -> None:
-    epoch = torch.cat(list(demo._batches(100, 3, seed=0)))
-    assert len(epoch) == 3 * demo.BATCH == len(set(epoch.tolist()))
-
-
 def test_demo_tells_its_story_and_leaves_everything_on_disk(here: Path) -> None:
     result = CliRunner().invoke(app, ["demo", "--steps", STEPS])
     assert result.exit_code == 0, result.output

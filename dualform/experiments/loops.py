@@ -1,0 +1,48 @@
+"""What the training loops of all experiments share: a seeded network, shuffled epochs, one thread, saved inputs."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+INPUTS = "inputs.safetensors"
+Network = TypeVar("Network", bound=nn.Module)
+
+
+def seeded(network: Callable[[], Network], seed: int) -> Network:
+    """A network with the initial weights of this seed; nobody else's random numbers change."""
+    with torch.random.fork_rng(devices=[]):  # torch's initialisers know the global generator only
+        torch.manual_seed(seed)
+        return network()
+
+
+def epochs(examples: int, batch: int, steps: int, seed: int | torch.Generator) -> Iterator[Tensor]:
+    """Row numbers for each step: epoch after epoch in a new order, the rest of an epoch left out."""
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
+    per_epoch = examples // batch
+    for step in range(steps):
+        if step % per_epoch == 0:
+            order = torch.randperm(examples, generator=generator)
+        first = step % per_epoch * batch
+        yield order[first : first + batch]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Products this small only wait for each other in several threads, for minutes on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def save_inputs(run: Path, *, inputs: Tensor, labels: Tensor, images: Tensor, training_images: Tensor) -> None:
+    """What questions to the run need later: test inputs, and images to draw; the tag `id` is their row."""
+    tensors = {"inputs": inputs, "labels": labels, "images": images, "training_images": training_images}
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, run / INPUTS)
