@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dualform.duality import attention_weights
-from dualform.query.folds import Fold, KeySumFold, TotalFold
+from dualform.query.folds import Factors, Fold, KeySumFold, TotalFold
 from dualform.query.groups import By, Grouping, size
 from dualform.query.scan import Block, Slots
 from dualform.query.scope import Scope, scan
@@ -43,15 +43,15 @@ class Strengths:
 class KeyCountFold:
     """For each stored key, how much its slots in each group count together."""
 
-    def __init__(self, slots: Slots, grouping: Grouping, strengths: Strengths | None) -> None:
-        self._slots, self._grouping, self._strengths = slots, grouping, strengths
+    def __init__(self, slots: Slots, grouping: Grouping, factors: Factors | None) -> None:
+        self._slots, self._grouping, self._factors = slots, grouping, factors
         self._groups = size(grouping)
         self.counts = torch.zeros(slots.stored, self._groups, dtype=torch.float64)
 
     def add(self, block: Block, scores: object) -> None:
         cell = torch.from_numpy(block.key_index * self._groups + self._grouping.codes(block))
-        strength = self._strengths(block) if self._strengths else torch.ones(len(block), dtype=torch.float64)
-        self.counts.view(-1).index_add_(0, cell, strength.double())
+        factors = self._factors(block) if self._factors else torch.ones(len(block))
+        self.counts.view(-1).index_add_(0, cell, factors.double())
 
     def totals(self, queries: Tensor) -> Tensor:
         """Sums of absolute attention weights: (groups, queries)."""

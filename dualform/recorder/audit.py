@@ -48,7 +48,7 @@ class Look:
     def products(self) -> Tensor:
         """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
         first, *others = (one.product for one in self.passes.values())
-        return sum(others, start=first) if others else first
+        return sum(others, start=first)
 
     @property
     def low(self) -> float:

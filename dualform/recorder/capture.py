@@ -62,7 +62,7 @@ class Pass(NamedTuple):
     @property
     def product(self) -> Tensor:
         first, *others = (capture.product for capture in self.captures)
-        return sum(others, start=first) if others else first
+        return sum(others, start=first)
 
 
 def as_rows(one: Pass, layer: str, factors: Array, storage: Storage) -> Rows:

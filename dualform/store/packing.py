@@ -11,6 +11,7 @@ again would not be recognised.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,16 +47,15 @@ def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tupl
         # To multiply first is quicker than torch.mul into float16, which goes through small buffers.
         scaled = packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
         return scaled, np.full(len(norms), shared, dtype=np.int16)
-    return _packed_singly(rows, packed)
+    return _packed_singly(rows, norms, packed)
 
 
-def _packed_singly(rows: Tensor, packed: Tensor) -> tuple[Tensor, Exponents]:
+def _packed_singly(rows: Tensor, norms: NDArray[Any], packed: Tensor) -> tuple[Tensor, Exponents]:
     """Each row by a power of its own, or not at all if it is of ordinary size."""
     # Not the row's norm: its squares overflow and underflow long before the entries do.
     highest, lowest = rows.amax(dim=1).cpu().numpy(), rows.amin(dim=1).cpu().numpy()
     sizes = np.maximum(highest, -lowest).astype(np.float32, copy=False)
     exponent, scale = _scaling(sizes)
-    norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
     ordinary = (norms >= math.ldexp(math.sqrt(rows.shape[1]), _BOTTOM)) & (norms < math.ldexp(1.0, _TOP))
     exponent, scale = np.where(ordinary, np.int16(0), exponent), np.where(ordinary, np.float32(1), scale)
     return packed.copy_(rows * torch.from_numpy(scale[:, None]).to(rows.device)), exponent
