@@ -73,6 +73,15 @@ class Findings:
         return f"{self.plan.experiment.title}, reproduced"
 
     @property
+    def with_table1(self) -> bool:
+        return self.networks[0].table1 is not None
+
+    @property
+    def with_views(self) -> bool:
+        """Whether a task was forgotten, and brought back."""
+        return self.networks[0].views is not None
+
+    @property
     def compared(self) -> bool:
         """Whether the paper's numbers are about this data."""
         return self.plan.settings.dataset == "mnist"
@@ -89,15 +98,15 @@ def document(found: Findings) -> dict[str, Any]:
         "seeds": len(networks),
         "accuracy": _accuracy(found),
     }
-    if planned.experiment.name == "single":
+    if found.with_table1:
         content |= _table1(networks)
-    if planned.experiment.name == "continual":
+    if found.with_views:
         content["after_first_task"] = spread([network.accuracies[0] for network in networks])
         content["stories"] = [story.to_dict() for story in found.drawn.stories]
         content["attention_matrix"] = found.drawn.matrices
     if found.compared:
         content["paper"] = {"accuracy": PAPER_ACCURACY[planned.experiment.name]}
-        if planned.experiment.name == "single":
+        if found.with_table1:
             content["paper"]["table1"] = spread_of_paper()
     content["certificates"] = [{"seed": one.seed, **_certificate(one.certificate)} for one in networks]
     content["seconds"] = [{"seed": one.seed, **one.seconds} for one in networks]
@@ -107,7 +116,7 @@ def document(found: Findings) -> dict[str, Any]:
 
 
 def _accuracy(found: Findings) -> Any:
-    if found.plan.experiment.name == "continual":
+    if found.with_views:
         return spread([network.views for network in found.networks])
     last = [network.accuracies[-1] for network in found.networks]
     return spread([next(iter(one.values())) for one in last] if len(found.plan.tasks) == 1 else last)

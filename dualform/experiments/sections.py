@@ -19,9 +19,9 @@ _SETTINGS = {
 def sections(found: Findings, content: Mapping[str, Any]) -> list[Section]:
     """A page of the findings; `content` is their document."""
     parts = [Section("What was done", _what_was_done(found)), _accuracy_section(found, content)]
-    if "table1" in content:
+    if found.with_table1:
         parts += [_table1_section(content), _variants_section(content)]
-    if found.plan.experiment.name == "continual":
+    if found.with_views:
         parts.append(_forgetting_section(found))
     parts.append(_certificate_section(content))
     parts += [Section(_heading(one.case), drawings=one.drawings) for one in found.drawn.cases]
@@ -53,7 +53,7 @@ def _accuracy_section(found: Findings, content: Mapping[str, Any]) -> Section:
 def _accuracies(found: Findings, content: Mapping[str, Any], paper: Any) -> Iterator[tuple[str, Any, float | None]]:
     """Name, value here, value of the paper."""
     here, names = content["accuracy"], content["tasks"]
-    if found.plan.experiment.name == "continual":
+    if found.with_views:
         for view, said in VIEWS.items():
             for task in names:
                 yield f"{task}, {said}", here[view][task], (paper or {}).get(view, {}).get(task)
