@@ -1,6 +1,7 @@
 """`dualform reproduce`: the paper's experiments, trained, recorded and set beside its numbers."""
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,8 +52,6 @@ def reproduce(
 
     Writes results.md, results.json and index.html, with all figures as PNG and PDF.
     """
-    from functools import partial
-
     from dualform import terminal
     from dualform.experiments import reproduce as experiments
     from dualform.experiments.plan import EXPERIMENTS, Settings

@@ -1,7 +1,9 @@
-"""Results as matplotlib figures; nothing here opens a run or asks a question.
+"""Results as matplotlib figures.
 
-figure = plots.total_per_class(case, {"layer-2": totals}, tasks)
-figure.savefig("totals.pdf")
+    figure = plots.total_per_class(case, {"layer-2": totals}, tasks)
+    figure.savefig("totals.pdf")
+
+Nothing here opens a run or asks a question.
 """
 
 from dualform.plots.accuracy import accuracies

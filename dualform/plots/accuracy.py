@@ -1,6 +1,8 @@
-"""Accuracies of several tasks under several conditions: what is forgotten, and what comes back.
+"""Accuracies of several tasks under several conditions.
 
-accuracies({"at the end": {"mnist": 45.1, "fashion-mnist": 85.0}, "second task muted": {...}})
+    accuracies({"at the end": {"mnist": 45.1, "fashion-mnist": 85.0}, "second task muted": {...}})
+
+It shows what is forgotten, and what comes back.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
-"""The head of a figure: what is seen, how to read it, and the test image it is about.
+"""The head of a figure.
 
-figure, body = headed(height=4, title="Total attention of each class", note="...", case=case, tasks=tasks)
-axes = body.subplots(3, 1)
+    figure, body = headed(height=4, title="Total attention of each class", note="...", case=case, tasks=tasks)
+    axes = body.subplots(3, 1)
+
+It says what is seen, how to read it, and which test image it is about.
 """
 
 from typing import TYPE_CHECKING

@@ -77,9 +77,8 @@ def _draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
     draw_image(axes, case.image, INK)
     below = -8.0  # points
     for words, mark in [(f"number {case.index:,}\nof {case.task}", None), *verdict(case, tasks)]:
-        lines = (
-            words.replace(": ", ":\n").replace(" (", "\n(").replace("true and ", "true and\n")
-        )  # the column is narrow
+        # The column is narrow.
+        lines = words.replace(": ", ":\n").replace(" (", "\n(").replace("true and ", "true and\n")
         text = axes.annotate(
             lines, (0.5, 0), (0, below), xycoords="axes fraction", textcoords="offset points",
             ha="center", va="top", fontsize=LABEL, color=INK,
