@@ -19,6 +19,7 @@ def results(out: Path) -> Path:
 def test_new_and_empty_directories_are_fine(tmp_path: Path) -> None:
     make_room(tmp_path / "new", overwrite=False)
     make_room(tmp_path, overwrite=False)
+    assert not list(tmp_path.iterdir())  # room is looked for, nothing is made yet
 
 
 def test_results_stay_unless_told(tmp_path: Path) -> None:

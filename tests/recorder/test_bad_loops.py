@@ -14,7 +14,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, UnexplainedGradient
-from tests.recorder.test_recorder import batch, network, record, sgd, step
+from tests.recorder.loops import batch, network, record, sgd, step
 
 
 def loop(

@@ -15,7 +15,7 @@ from torch import nn
 import dualform
 from dualform.errors import RunError, RunExists
 from dualform.store import Run
-from tests.recorder.test_recorder import network, record, sgd, step
+from tests.recorder.loops import network, record, sgd, step
 
 COLUMNS = ("factors", "keys", "pass_rows", "pass_step", "values")
 
@@ -168,7 +168,7 @@ def test_a_killed_process_leaves_what_was_sealed(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from tests.recorder.test_recorder import network, record, sgd, step
+from tests.recorder.loops import network, record, sgd, step
 model = network(); optimizer = sgd(model)
 with record(model, optimizer, {str(tmp_path / "run")!r}) as recorder:
     step(model, optimizer); recorder.sync(); step(model, optimizer)
