@@ -13,14 +13,15 @@ ROOMS = [
     ["cli"],
     ["viewer"],
     ["experiments"],
-    ["datasets", "plots", "terminal", "text"],
+    ["datasets", "plots", "terminal"],
+    ["text"],
     ["memory"],
     ["spotlight"],
     ["certificate", "table"],
     ["query"],
-    ["recorder", "nn"],
+    ["recorder"],
     ["store"],
-    ["algebra", "duality"],
+    ["algebra", "duality", "nn"],
     ["errors"],
 ]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
