@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dualform.query.coefficients import Ledger
-from dualform.query.rebuild import Coefficients, initial_part, stored_tensor
+from dualform.query.rebuild import Coefficients, as_map, initial_part, stored_tensor
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
 from dualform.store import Layer, Part, Run, Shard
@@ -86,12 +86,12 @@ class _Signals:
     def __init__(self, block: Block, rebuilt: "_Rebuilt") -> None:
         self.by_part: dict[Part, Tensor] = {}
         self.norms: dict[Part, Tensor] = {}
-        keys = block.keys.double()
         for part in rebuilt.layer.trained:
             if part.columns is None:
                 self.by_part[part] = torch.ones(len(block), 1, dtype=torch.float64)
             else:
-                self.by_part[part] = keys[:, slice(*part.columns)] @ rebuilt.vectors[part]  # (slots, probes)
+                columns = slice(*part.columns)
+                self.by_part[part] = block.keys.weights(rebuilt.vectors[part].mT, columns).mT  # (slots, probes)
             self.norms[part] = self.by_part[part].norm(dim=1)
 
 
@@ -116,9 +116,9 @@ class _Rebuilt:
                 shape = part.columns[1] - part.columns[0], PROBES
                 # scaled so that |W r| estimates |W|
                 self.vectors[part] = torch.randn(shape, generator=generator, dtype=torch.float64) / PROBES**0.5
-            self._dual[part] = self._seen(part, initial_part(run, before, part, self._of))
-            self._before[part] = self._seen(part, stored_tensor(before, name).double())
-            self._after[part] = self._seen(part, stored_tensor(after, name).double())
+            self._dual[part] = self._seen(part, initial_part(run, before, layer, part, self._of))
+            self._before[part] = self._seen(part, as_map(layer, stored_tensor(before, name).double()))
+            self._after[part] = self._seen(part, as_map(layer, stored_tensor(after, name).double()))
             self._eps[part] = torch.finfo(stored_tensor(before, name).dtype).eps
 
     def _seen(self, part: Part, parameter: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.duality import attention_weights
 from dualform.query.groups import Grouping, size
+from dualform.query.keys import group_sums
 from dualform.query.scan import Block
 
 Array = NDArray[Any]
@@ -37,7 +37,7 @@ class Scores:
     def weights(self, absolute: bool) -> Tensor:
         """(slots, queries)"""
         if self._signed is None:
-            self._signed = attention_weights(self._block.keys, self._queries).mT
+            self._signed = self._block.keys.weights(self._queries).mT
         return self._signed.abs() if absolute else self._signed
 
 
@@ -107,10 +107,11 @@ class TotalFold:
 
     def add(self, block: Block, scores: Scores) -> None:
         codes = self._grouping.codes(block)
-        self.totals += group_sums(
-            _scaled(scores.weights(self._absolute), block, self._factors), codes, len(self.visits)
-        )
-        self.visits += np.bincount(codes, minlength=len(self.visits))
+        weights = scores.weights(self._absolute)
+        if self._factors:
+            weights = weights * self._factors(block).to(weights.dtype)[:, None]
+        self.totals += group_sums(weights, codes, len(self.visits))
+        np.add.at(self.visits, codes, block.visits)
         np.minimum.at(self.first_slot, codes, block.slots)
 
 
@@ -123,20 +124,6 @@ class KeySumFold:
         self.nonnegative = True
 
     def add(self, block: Block, scores: Scores) -> None:
-        keys = _scaled(block.keys, block, self._factors)
-        self.sums += group_sums(keys, self._grouping.codes(block), len(self.sums))
-        self.nonnegative = self.nonnegative and bool((block.keys >= 0).all())
-
-
-def _scaled(rows: Tensor, block: Block, factors: Factors | None) -> Tensor:
-    return rows if factors is None else rows * factors(block).to(rows.dtype)[:, None]
-
-
-def group_sums(rows: Tensor, codes: NDArray[np.int64], groups: int) -> Tensor:
-    """Sums of the rows of each group: (groups, d), in float64."""
-    index = torch.from_numpy(codes)
-    if groups <= 256:  # one product with the groups' indicators is quicker than scattered adding
-        indicator = torch.zeros(groups, len(codes), dtype=rows.dtype)
-        indicator[index, torch.arange(len(codes))] = 1
-        return (indicator @ rows).double()
-    return torch.zeros(groups, rows.shape[1], dtype=torch.float64).index_add_(0, index, rows.double())
+        factors = self._factors(block) if self._factors else None
+        self.sums += block.keys.sums(self._grouping.codes(block), len(self.sums), factors)
+        self.nonnegative = self.nonnegative and block.keys.nonnegative

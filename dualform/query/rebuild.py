@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from dualform.algebra import RULES
-from dualform.duality import attention_matrix, attention_weights
 from dualform.query.coefficients import Ledger, ParameterCoefficients
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
@@ -25,16 +24,21 @@ def stored_tensor(shard: Shard, name: str) -> Tensor:
     return bits.view(torch.bfloat16) if shard.dtype(name) == "BF16" else bits
 
 
-def initial_part(run: Run, snapshot: Shard, part: Part, of: Coefficients) -> Tensor:
+def as_map(layer: Layer, weight: Tensor) -> Tensor:
+    """A weight as the map (d_out, d_in) it is, and back: an embedding's has a row for each key."""
+    return weight.mT if layer.one_hot else weight
+
+
+def initial_part(run: Run, snapshot: Shard, layer: Layer, part: Part, of: Coefficients) -> Tensor:
     """What is left of the weights and the momentum at a snapshot, in float64; a constant stays itself."""
-    weight = stored_tensor(snapshot, f"state/parameters/{part.parameter}").double()
+    weight = as_map(layer, stored_tensor(snapshot, f"state/parameters/{part.parameter}").double())
     if part.optimizer is None:
         return weight
     found = of[part.parameter]
     momentum = f"state/optimizers/{part.optimizer}/{part.parameter}/{_momentum_name(run, part)}"
     result = found.initial * weight
     if momentum in snapshot:
-        result += found.momentum * stored_tensor(snapshot, momentum).double()
+        result += found.momentum * as_map(layer, stored_tensor(snapshot, momentum).double())
     return result
 
 
@@ -47,11 +51,11 @@ def weights(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since:
     """All parameters of a layer, from a snapshot and the chosen slots after it."""
     of = ledger.between(since.info.last_step, selection.until)
     layer = slots.layer
-    found = {part: initial_part(run, since, part, of) for part in layer.parts}
+    found = {part: initial_part(run, since, layer, part, of) for part in layer.parts}
     for block in slots.scan(selection, since.info.last_step):
         for part in layer.trained:
             found[part] += contribution(block, part, of).double()
-    return {part.parameter: tensor for part, tensor in found.items()}
+    return {part.parameter: as_map(layer, tensor) for part, tensor in found.items()}
 
 
 def contribution(block: Block, part: Part, of: Coefficients) -> Tensor:
@@ -59,7 +63,7 @@ def contribution(block: Block, part: Part, of: Coefficients) -> Tensor:
     values = weighted_values(block, part, of)
     if part.columns is None:
         return values.sum(dim=0)
-    return attention_matrix(block.keys[:, slice(*part.columns)], values)
+    return block.keys.outer(values, slice(*part.columns))
 
 
 def weighted_values(block: Block, part: Part, of: Coefficients) -> Tensor:
@@ -82,7 +86,7 @@ class OutputFold:
                 self.output += values.sum(dim=0).double()
             else:
                 columns = slice(*part.columns)
-                attended = attention_weights(block.keys[:, columns], self._queries[:, columns])
+                attended = block.keys.weights(self._queries[:, columns], columns)
                 self.output += (attended @ values).double()
 
 
@@ -90,6 +94,6 @@ def initial_output(run: Run, layer: Layer, queries: Tensor, of: Coefficients) ->
     """What the layer would say with nothing but its initial part: (queries, d_out)."""
     output = torch.zeros(len(queries), layer.d_out, dtype=torch.float64)
     for part in layer.parts:
-        initial = initial_part(run, run.shards[0], part, of)
+        initial = initial_part(run, run.shards[0], layer, part, of)
         output += initial if part.columns is None else queries[:, slice(*part.columns)].double() @ initial.mT
     return output

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dualform.errors import NotRecorded
 from dualform.query.coefficients import ParameterCoefficients
+from dualform.query.keys import DenseKeys, Keys, OneHotKeys
 from dualform.query.selection import Selection, decoded
 from dualform.store import Layer, Part, Run, Shard
 from dualform.store.packing import unpack
@@ -64,7 +65,7 @@ class Slots:
 
     def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
         """The slots of a selection, from step `since` on."""
-        size = max(1, _BLOCK_NUMBERS // (self.layer.d_in + self.layer.d_out))
+        size = max(1, _BLOCK_NUMBERS // (self.layer.key_width + self.layer.d_out))
         for number, shard in enumerate(self._key_shards):
             if shard.info.last_step <= since or shard.info.first_step >= selection.until:
                 continue
@@ -92,7 +93,7 @@ class Slots:
         name = f"slots/{self.layer.name}"
         numbers = np.searchsorted(self._key_starts, index, side="right") - 1
         first = self._key_shards[0]
-        keys = np.empty((len(index), self.layer.d_in), dtype=first[f"{name}/keys"].dtype)
+        keys = np.empty((len(index), self.layer.key_width), dtype=first[f"{name}/keys"].dtype)
         exponents = np.empty(len(index), dtype=np.int16) if f"{name}/key_exponent" in first else None
         for number in np.unique(numbers):
             shard, at = self._key_shards[number], numbers == number
@@ -131,11 +132,20 @@ class Block:
         return self._piece.steps[self._rows]
 
     @cached_property
-    def keys(self) -> Tensor:
+    def keys(self) -> Keys:
         """(slots, d_in)"""
+        if self._of.layer.one_hot:
+            index = torch.from_numpy(self._piece.shard[f"{self._prefix}/keys"][self._rows, 0].astype(np.int64))
+            return OneHotKeys(index, self._of.layer.d_in)
         if f"{self._prefix}/key_index" in self._piece.shard:
-            return unpack(*self._of.stored_keys(self.key_index), self.wide)
-        return self._unpacked("keys", "key_exponent")
+            return DenseKeys(unpack(*self._of.stored_keys(self.key_index), self.wide))
+        return DenseKeys(self._unpacked("keys", "key_exponent"))
+
+    @property
+    def visits(self) -> Array:
+        """How many slots were summed up in each of these: 1, unless the memory is merged."""
+        name = f"{self._prefix}/visits"
+        return self._piece.shard[name][self._rows] if name in self._piece.shard else np.ones(len(self), dtype=np.int64)
 
     @property
     def key_index(self) -> Array:

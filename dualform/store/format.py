@@ -62,6 +62,16 @@ class Layer:
         """The parts that have coefficients, in the order of the columns of `factors`."""
         return tuple(part for part in self.parts if part.trained)
 
+    @property
+    def one_hot(self) -> bool:
+        """An embedding: its keys have a single 1, and its weight a row, not a column, for each entry of the key."""
+        return self.kind == "Embedding"
+
+    @property
+    def key_width(self) -> int:
+        """Numbers that are stored for a key: of a one-hot key, where its 1 is."""
+        return 1 if self.one_hot else self.d_in
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -69,6 +79,7 @@ class Storage:
 
     dtype: str = "float16"
     values: bool = True
+    merge: str | None = None  # a tag: slots that share its value are summed up to one, and only their keys are kept
 
 
 @dataclass(frozen=True)
