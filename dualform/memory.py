@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.certificate import Certificate, LayerCertificate
-from dualform.errors import QueryError, UnknownName
+from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.query.certify import TOLERANCE, audited_steps, certify
 from dualform.query.coefficients import Ledger
 from dualform.query.queries import match_modules, queries_of
@@ -101,6 +101,9 @@ class Memory:
         """The run after `step` steps: its slots, with the coefficients they had then."""
         if not 0 <= step <= self._selection.until:
             raise QueryError(f"step must be between 0 and {self._selection.until}, not {step}")
+        ends = [shard.info.last_step for shard in self._run.shards]
+        if self._run.manifest.storage.merge and step not in ends:
+            raise NotRecorded(f"a merged memory can go back to where it was synced only: steps {listing(ends)}")
         return self._view(Selection(step, self._selection.conditions))
 
     def _view(self, selection: Selection) -> "Memory":
@@ -120,9 +123,8 @@ class Memory:
         dict of queries will do: `memory.attend({"layers.2": q})`.
         """
         if isinstance(model, nn.Module):
-            modules = match_modules(model, self._run.layers)
+            found = queries_of(model, self._run.layers, inputs, rows)
             note = self._compare(model)
-            found = queries_of(model, modules, inputs, rows)
         else:
             note, found = None, dict(model)
         prepared = {}

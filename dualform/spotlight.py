@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dualform.errors import QueryError, UnknownName
 from dualform.query.folds import Fold, TopFold, TotalFold, best_of_cells
-from dualform.query.groups import By
+from dualform.query.groups import By, size
 from dualform.query.rebuild import OutputFold, initial_output
 from dualform.query.scan import Block
 from dualform.query.scope import Scope, scan
@@ -32,6 +32,7 @@ from dualform.table import Table
 Array = NDArray[Any]
 
 _QUERIES = 1024  # asked at a time, so that memory does not grow with their number
+_CELLS = 1 << 26  # queries times training examples with a sum each: half a gigabyte
 
 
 class Question(Protocol):
@@ -59,11 +60,15 @@ class Top:
     def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold:
         if self.k < 1:
             raise QueryError(f"k must be at least 1, not {self.k}")
+        if self.per is None or self.absolute:
+            scope.need_single_slots("sizes of single weights" if self.per else "single slots")
         if self.per is None:
             return TopFold(self.k, scope.grouping(layer, self.by), len(queries), self.absolute)
-        return TotalFold(scope.grouping(layer, self._units()), len(queries), self.absolute)
+        return TotalFold(scope.grouping(layer, self.units), len(queries), self.absolute)
 
-    def _units(self) -> By:
+    @property
+    def units(self) -> By:
+        """What weights are summed over: slots that share `per`, within the groups of `by`."""
         assert self.per is not None
         by = () if self.by is None else (self.by,) if isinstance(self.by, str) else self.by
         return (self.per, *(name for name in by if name != self.per))
@@ -82,25 +87,36 @@ class Top:
     def _summed(self, scope: Scope, layer: str, fold: TotalFold) -> Table:
         """The best units; a unit's facts are those of its first slot."""
         units = np.flatnonzero(fold.visits)
-        queries = fold.totals.shape[1]
         group = np.zeros(len(units), dtype=np.int64)
         if self.by is not None:
             _, group = np.unique(
-                np.stack([scope.grouping(layer, self._units()).columns[n] for n in self._units()[1:]])[:, units],
+                np.stack([scope.grouping(layer, self.units).columns[n] for n in self.units[1:]])[:, units],
                 axis=1,
                 return_inverse=True,
             )
-        cells = np.arange(queries)[:, None] * (group.max(initial=0) + 1) + group.reshape(-1)  # (queries, units)
-        score = fold.totals[units].mT.numpy()
-        unit = np.broadcast_to(units, score.shape).reshape(-1)
-        kept = best_of_cells(cells.reshape(-1), fold.first_slot[unit], score.reshape(-1), self.k)
-        query, unit = kept // max(len(units), 1), unit[kept]
-        facts = lookup(scope, layer, fold.first_slot[unit])
-        facts.pop("coefficient", None)  # of one visit among many
-        return Table({
-            "query": query, "score": score.reshape(-1)[kept], "visits": fold.visits[unit],
-            "slot": fold.first_slot[unit], **facts,
-        })  # fmt: skip
+        score = fold.totals[units]  # (units, queries)
+        unit, query = _contenders(score, group.reshape(-1), self.k)
+        cell = query * (group.max(initial=0) + 1) + group.reshape(-1)[unit]
+        found = score[torch.from_numpy(unit), torch.from_numpy(query)].numpy()
+        kept = best_of_cells(cell, fold.first_slot[units[unit]], found, self.k)
+        unit = units[unit[kept]]
+        facts = {"slot": fold.first_slot[unit], **lookup(scope, layer, fold.first_slot[unit])}
+        for of_one_visit in ("coefficient", *(("slot", "step") if scope.run.manifest.storage.merge else ())):
+            facts.pop(of_one_visit, None)
+        return Table({"query": query[kept], "score": found[kept], "visits": fold.visits[unit], **facts})
+
+
+def _contenders(score: Tensor, group: Array, k: int) -> tuple[Array, Array]:
+    """The units that may be among the k best of their group, and for which query: few, where units are many."""
+    found = []
+    for number in np.unique(group):
+        members = torch.from_numpy(np.flatnonzero(group == number))
+        of_group = score[members]  # (members, queries)
+        bar = of_group.topk(min(k, len(members)), dim=0).values[-1]  # ties with the last are sorted out later
+        member, query = torch.nonzero(of_group >= bar, as_tuple=True)
+        found.append(torch.stack([members[member], query]))
+    both: Array = torch.cat(found, dim=1).numpy() if found else np.empty((2, 0), dtype=np.int64)
+    return both[0], both[1]
 
 
 class _Summed:
@@ -111,6 +127,10 @@ class _Summed:
         raise NotImplementedError
 
     def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+        if self._sums.absolute:
+            scope.need_single_slots("sizes of single weights")
+        if isinstance(self._sums.by, int):
+            scope.need_single_slots("training time")
         return self._sums.begin(scope, layer, queries)
 
     def answer(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Table:
@@ -182,13 +202,13 @@ def lookup(scope: Scope, layer: str, slots: Array) -> dict[str, Array]:
     return columns | {tag: column(lambda block, tag=tag: block.tag(tag)) for tag in scope.run.tags}  # type: ignore[misc]
 
 
-def _joined(answers: Sequence[Any]) -> Any:
+def _joined(answers: Sequence[Any], portion: int) -> Any:
     """The answers to queries that were asked in several portions, as if asked at once."""
     if len(answers) == 1:
         return answers[0]
     if isinstance(answers[0], Tensor):
         return torch.cat(list(answers))
-    numbered = [{**t.as_arrays(), "query": t["query"] + i * _QUERIES} for i, t in enumerate(answers)]
+    numbered = [{**t.as_arrays(), "query": t["query"] + i * portion} for i, t in enumerate(answers)]
     return Table({name: np.concatenate([columns[name] for columns in numbered]) for name in numbered[0]})
 
 
@@ -230,8 +250,15 @@ class LayerSpotlight:
 
     def collect(self, *questions: Question) -> list[Any]:
         """Several answers in one reading of the slots."""
-        parts = [self._collect(questions, queries) for queries in torch.split(self.queries, _QUERIES)]
-        return [_joined(answers) for answers in zip(*parts, strict=True)]
+        portion = self._portion(questions)
+        parts = [self._collect(questions, queries) for queries in torch.split(self.queries, portion)]
+        return [_joined(answers, portion) for answers in zip(*parts, strict=True)]
+
+    def _portion(self, questions: Sequence[Question]) -> int:
+        """How many queries are asked at a time: fewer, where each has a sum for every training example."""
+        by = [question.units for question in questions if isinstance(question, Top) and question.per]
+        cells = max((size(self._scope.grouping(self.name, units)) for units in by), default=0)
+        return max(1, min(_QUERIES, _CELLS // max(cells, 1)))
 
     def _collect(self, questions: Sequence[Question], queries: Tensor) -> list[Any]:
         folds = [question.begin(self._scope, self.name, queries) for question in questions]

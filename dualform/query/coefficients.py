@@ -13,6 +13,12 @@ from dualform.store import Run
 Array = NDArray[np.float64]
 
 
+def keys_only(run: Run) -> str:
+    """Why a run has neither values nor coefficients, in words."""
+    merge = run.manifest.storage.merge
+    return f"this run holds keys only (it was recorded with {f'merge={merge!r}' if merge else 'values=False'})"
+
+
 @dataclass(frozen=True)
 class ParameterCoefficients:
     """W_until = initial W_since + momentum m_since + sum over steps of gradients[step - since] G_step."""
@@ -40,7 +46,7 @@ class Ledger:
     def _between(self, since: int, until: int) -> dict[str, ParameterCoefficients]:
         """For each trained parameter, the coefficients of steps [since, until) at step `until`."""
         if not self._run.manifest.storage.values:
-            raise NotRecorded("this run holds keys only (it was recorded with values=False): no coefficients")
+            raise NotRecorded(f"{keys_only(self._run)}: no coefficients")
         result: dict[str, ParameterCoefficients] = {}
         for index, optimizer in enumerate(self._run.manifest.optimizers):
             names = [p.parameter for layer in self._run.manifest.layers for p in layer.trained if p.optimizer == index]

@@ -62,13 +62,20 @@ class ByTags:
 
     def codes(self, block: Block) -> NDArray[np.int64]:
         whole = self._combine({name: block.tag(name) for name in self.categories})
-        return np.searchsorted(self.combined, whole)
+        return _places(self.combined, whole)
 
     def _combine(self, columns: dict[str, Array]) -> NDArray[np.int64]:
         code = np.zeros(1, dtype=np.int64)
         for name, known in self.categories.items():
-            code = code * len(known) + np.searchsorted(known, columns[name])
+            code = code * len(known) + _places(known, columns[name])
         return code
+
+
+def _places(known: Array, column: Array) -> NDArray[np.int64]:
+    """Where each value is among the sorted known ones; if those are whole numbers without a gap, by subtraction."""
+    if known.dtype.kind == "i" and len(known) and int(known[-1]) - int(known[0]) == len(known) - 1:
+        return column.astype(np.int64) - int(known[0])
+    return np.searchsorted(known, column)
 
 
 @dataclass(frozen=True, eq=False)

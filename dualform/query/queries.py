@@ -1,42 +1,61 @@
 """Queries: a test input's way through the model, caught at the recorded layers."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError, UnknownName
-from dualform.store import Layer, clean_name
+from dualform.recorder.watch import watch, watched_module
+from dualform.store import Layer, Part, clean_name
 
 
 def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
     """The model's modules for the recorded layers; raises where they do not fit."""
     modules = {clean_name(name): module for name, module in model.named_modules()}
+    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     found = {}
     for name, layer in layers.items():
-        if name not in modules:
-            linear = [n for n, m in modules.items() if isinstance(m, nn.Linear)]
-            raise UnknownName("layer in this model called", name, linear)
-        weight = getattr(modules[name], "weight", None)
-        shape = (layer.d_out, layer.d_in)
-        if not isinstance(weight, Tensor) or tuple(weight.shape) != shape:
-            got = "no weight" if weight is None else f"a weight of shape {tuple(weight.shape)}"
-            raise QueryError(f"layer {name!r} was recorded with a weight of shape {shape}, this model has {got}")
-        found[name] = modules[name]
+        module = watched_module(modules, layer)
+        if module is None:
+            raise UnknownName("layer in this model called", name, _layers_like(layer, modules))
+        if layer.kind == "LSTM" and not hasattr(module, "tap"):
+            raise QueryError(f"layer {name!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
+        for part in layer.parts:
+            _check_shape(layer, part, parameters.get(part.parameter))
+        found[name] = module
     return found
 
 
+def _layers_like(layer: Layer, modules: Mapping[str, nn.Module]) -> list[str]:
+    return [name for name, module in modules.items() if type(module).__name__ == layer.kind]
+
+
+def _check_shape(layer: Layer, part: Part, parameter: Tensor | None) -> None:
+    if part.columns is None:
+        expected: tuple[int, ...] = (layer.d_out,)
+    else:
+        width = part.columns[1] - part.columns[0]
+        expected = (width, layer.d_out) if layer.one_hot else (layer.d_out, width)
+    if parameter is None or tuple(parameter.shape) != expected:
+        got = "none" if parameter is None else f"one of shape {tuple(parameter.shape)}"
+        raise QueryError(
+            f"layer {layer.name!r} was recorded with a {part.parameter!r} of shape {expected}, this model has {got}"
+        )
+
+
 def queries_of(
-    model: nn.Module, modules: Mapping[str, nn.Module], inputs: Any, rows: int | slice | None
+    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None
 ) -> dict[str, Tensor]:
     """Run the model once, in eval mode and without gradients, and keep each layer's inputs.
 
     A layer that is called several times gets the queries of all calls, one after the other.
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
-    handles = [module.register_forward_pre_hook(_catch(caught[n]), with_kwargs=True) for n, module in modules.items()]
+    modules = match_modules(model, layers)
+    handles = [watch(modules[name], layer, _catch(layer, caught[name], rows)) for name, layer in layers.items()]
     training = {module: module.training for module in model.modules()}
     try:
         model.eval()
@@ -47,7 +66,7 @@ def queries_of(
             handle.remove()
         for module, mode in training.items():
             module.training = mode
-    return {name: torch.cat([_chosen(q, rows) for q in queries]) for name, queries in caught.items() if queries}
+    return {name: torch.cat(queries) for name, queries in caught.items() if queries}
 
 
 def _call(model: nn.Module, inputs: Any) -> Any:
@@ -56,15 +75,20 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
 
 
-def _catch(into: list[Tensor]) -> Any:
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        into.append((args[0] if args else kwargs["input"]).detach())
+def _catch(layer: Layer, into: list[Tensor], rows: int | slice | None) -> Callable[..., None]:
+    def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> None:
+        into.append(_one_hot(_chosen(given[..., None], rows), layer) if layer.one_hot else _chosen(given, rows))
 
-    return hook
+    return on_keys
 
 
 def _chosen(queries: Tensor, rows: int | slice | None) -> Tensor:
-    """(rows, d_in), of all rows or of those at an index of the second dimension."""
+    """(rows, width), of all rows or of those at an index of the second dimension."""
     if rows is not None and queries.dim() > 2:
         queries = queries[:, rows]
-    return queries.reshape(-1, queries.shape[-1])
+    return queries.detach().reshape(-1, queries.shape[-1])
+
+
+def _one_hot(index: Tensor, layer: Layer) -> Tensor:
+    """(rows, 1) indices as (rows, d_in) queries."""
+    return torch.nn.functional.one_hot(index[:, 0].long(), layer.d_in).float()

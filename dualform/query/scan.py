@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import NotRecorded
-from dualform.query.coefficients import ParameterCoefficients
+from dualform.query.coefficients import ParameterCoefficients, keys_only
 from dualform.query.keys import DenseKeys, Keys, OneHotKeys
 from dualform.query.selection import Selection, decoded
 from dualform.store import Layer, Part, Run, Shard
@@ -156,7 +156,7 @@ class Block:
     def values(self) -> Tensor:
         """(slots, d_out)"""
         if f"{self._prefix}/values" not in self._piece.shard:
-            raise NotRecorded("this run holds keys only (it was recorded with values=False): no values")
+            raise NotRecorded(f"{keys_only(self._of.run)}: no values")
         return self._unpacked("values", "value_exponent")
 
     def _unpacked(self, name: str, exponent: str) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dualform.errors import NotRecorded
 from dualform.query.coefficients import Ledger, ParameterCoefficients
 from dualform.query.folds import Scores
 from dualform.query.groups import AllInOne, By, ByTags, ByTime, Grouping
@@ -21,6 +22,15 @@ class Scope:
         self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
         self.grouping = lru_cache(maxsize=64)(self._grouping)
         self.kept: dict[Any, Any] = {}
+
+    def need_single_slots(self, what: str) -> None:
+        """Raise for a question that a merged memory, which holds sums only, cannot answer."""
+        tag = self.run.manifest.storage.merge
+        if tag is not None:
+            raise NotRecorded(
+                f"this memory holds sums over all visits to the same {tag} (it was recorded with merge={tag!r}): "
+                f"it has no {what}. Ask for top(k, per={tag!r}) or total(by={tag!r})"
+            )
 
     @property
     def coefficients(self) -> dict[str, ParameterCoefficients]:

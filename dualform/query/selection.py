@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.errors import UnknownName
+from dualform.errors import NotRecorded, UnknownName
 from dualform.store import Run, Shard
 
 Array = NDArray[Any]
@@ -56,6 +56,8 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
     values = {name: _listed(value) for name, value in wanted.items()}
     for name, listed in values.items():
         if name in ("step", "slot"):
+            if run.manifest.storage.merge:
+                raise NotRecorded(f"a merged memory has no single {name}s; choose by {run.manifest.storage.merge!r}")
             continue
         if name not in run.tags:
             raise UnknownName("tag", name, [*run.tags, "step", "slot"])
@@ -69,13 +71,24 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
 def distinct(run: Run, layer: str, tag: str) -> Array:
     """All values a tag takes in a run, sorted."""
     found = [decoded(shard, layer, tag, unique=True) for _, shard in run.chapters() if shard.slots(layer)]
-    return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
+    return _unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
 
 
 def decoded(shard: Shard, layer: str, tag: str, unique: bool = False) -> Array:
     """A tag's column in a shard with strings as strings."""
-    column = np.unique(shard.tag(layer, tag)) if unique else shard.tag(layer, tag)
+    column = _unique(shard.tag(layer, tag)) if unique else shard.tag(layer, tag)
     return shard.strings(layer, tag)[column] if shard.info.tags[tag] == "string" else column
+
+
+def _unique(column: Array) -> Array:
+    """np.unique; of integers that are close together, such as positions in a text, without sorting them."""
+    if column.dtype.kind == "i" and len(column):
+        low, high = int(column.min()), int(column.max())
+        if high - low < 4 * len(column):
+            there = np.zeros(high - low + 1, dtype=bool)
+            there[column - low] = True
+            return np.flatnonzero(there) + low
+    return np.unique(column)
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

@@ -1,9 +1,7 @@
-"""Hooks: each recorded layer's input on the way forward, its output's gradient on the way back.
+"""What went through each recorded layer: keys with their errors, call by call, backward pass by backward pass.
 
-Key and value are paired by a closure on the output tensor itself, so in-place activations, repeated
-calls and checkpointing all pair up; a forward pass that is never followed back leaves nothing behind.
-Both are packed for storage at once, while they are in the processor's cache and before a batch buffer
-is filled anew; the tensors themselves are let go.
+A forward pass that is never followed back leaves nothing behind. Both are packed for storage at once, while
+they are in the processor's cache and before a batch buffer is filled anew; the tensors themselves are let go.
 """
 
 from collections import defaultdict
@@ -14,13 +12,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dualform.recorder.layers import Recorded
 from dualform.recorder.probe import Probe
 from dualform.recorder.tags import Tags, joined
-from dualform.store import Rows, Storage
+from dualform.recorder.watch import OnErrors, watch
+from dualform.store import Layer, Rows, Storage
 from dualform.store.packing import unpack
 
 Array = NDArray[np.float64]
@@ -36,6 +35,8 @@ class Packed(NamedTuple):
     exponent: NDArray[np.int16] | None
 
     def unpacked(self) -> Tensor:
+        if not self.rows.is_floating_point():
+            return self.rows  # of one-hot keys, where the 1 is
         dtype = torch.float64 if self.rows.dtype == torch.float64 else torch.float32
         return unpack(self.rows, self.exponent, dtype)
 
@@ -50,7 +51,7 @@ class Capture(NamedTuple):
     product: Tensor  # (X r)^T E, before packing
     precision: torch.dtype  # of the gradient
     tags: Tags  # whether they fit matters only if the pass was in a gradient
-    leading: tuple[int, ...]  # dimensions of the input before the last: what tags are spread over
+    leading: tuple[int, ...]  # dimensions of the keys before the last: what tags are spread over
     may_repeat: bool  # the key does not depend on anything trained: it may be seen again
 
 
@@ -103,7 +104,7 @@ class Captures:
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
         self._handles: list[RemovableHandle] = [
-            entry.module.register_forward_hook(self._hook(entry.layer.name, probe), with_kwargs=True)
+            watch(entry.module, entry.layer, self._on_keys(entry, probe))
             for entry, probe in zip(recorded, probes, strict=True)
         ]
 
@@ -125,20 +126,27 @@ class Captures:
         for handle in self._handles:
             handle.remove()
 
-    def _hook(self, layer: str, probe: Probe) -> Callable[..., None]:
-        key_column, value_column = f"{layer}/keys", f"{layer}/values"
+    def _on_keys(self, entry: Recorded, probe: Probe) -> Callable[[Tensor, torch.dtype, bool], OnErrors | None]:
+        layer = entry.layer
+        name, key_column, value_column = layer.name, f"{layer.name}/keys", f"{layer.name}/values"
+        padding = getattr(entry.module, "padding_idx", None)
 
-        def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            if not (self._open and output.requires_grad and output.numel()):
-                return
-            given: Tensor = args[0] if args else kwargs["input"]
-            tags, order, precision = self._tags(), next(self._order), output.dtype
+        def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
+            if not (self._open and followed):
+                return None
+            tags, order = self._tags(), next(self._order)
 
-            def on_backward(gradient: Tensor) -> None:
+            def on_errors(gradient: Tensor) -> None:
                 if not self._open:
                     return
-                # autocast computes the product, and so the gradient, in the output's precision
-                keys, values = _rows(given, precision), _rows(gradient, gradient.dtype)
+                values = _rows(gradient, gradient.dtype)
+                if layer.one_hot:
+                    keys = given.detach().reshape(-1, 1)  # (slots, 1): where the 1 is
+                    if padding is not None:  # torch leaves it out of the gradient
+                        values = values.masked_fill(keys == padding, 0.0)
+                else:
+                    # autocast computes the product, and so the gradient, in the output's precision
+                    keys = _rows(given, precision)
                 capture = Capture(
                     order=order,
                     backward=torch._C._current_graph_task_id(),
@@ -147,16 +155,19 @@ class Captures:
                     values=self._pack(values, value_column),
                     precision=gradient.dtype,
                     tags=tags,
-                    leading=tuple(given.shape[:-1]),
-                    may_repeat=not given.requires_grad,
+                    leading=tuple(given.shape if layer.one_hot else given.shape[:-1]),
+                    may_repeat=_may_repeat(layer, given),
                 )
-                self._waiting[layer].append(capture)
+                self._waiting[name].append(capture)
 
-            output.register_hook(on_backward)
+            return on_errors
 
-        # A compiled model runs the hook as plain Python between two graphs.
-        disabled: Callable[..., None] = torch.compiler.disable(on_forward)
-        return disabled
+        return on_keys
+
+
+def _may_repeat(layer: Layer, given: Tensor) -> bool:
+    """An LSTM's keys hold its state, which is never the same; an embedding's are smaller than a note of repeats."""
+    return layer.kind == "Linear" and not given.requires_grad
 
 
 def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,7 @@
 """Which layers are recorded: found, matched against the user's wish, and the rest named with a reason."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -9,9 +9,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecordingError, UnknownName
-from dualform.store import Layer, Part, clean_name
+from dualform.nn import LSTM
+from dualform.store import Layer, Part, Storage, clean_name
 
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+_FORWARD = {"Linear": nn.Linear.forward, "Embedding": nn.Embedding.forward}
 
 
 @dataclass(frozen=True)
@@ -30,24 +32,70 @@ class Plan:
     skipped: dict[str, str]
 
 
-def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str]) -> Plan:
+@dataclass(frozen=True)
+class _Candidate:
+    """A linear map in a model: which of a module's parameters multiply which columns of its key (None: a bias)."""
+
+    name: str
+    kind: str
+    module: nn.Module
+    d_in: int
+    d_out: int
+    columns: Mapping[str, tuple[int, int] | None]
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those that are there: a bias may be missing, a parametrised weight is no parameter."""
+        named = self.module._parameters
+        return {name: found for name in self.columns if (found := named.get(name)) is not None}
+
+
+def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str], storage: Storage) -> Plan:
     """Decide, without touching the model. A layer named outright that cannot be recorded raises."""
     _refuse_parallel(model)
     owners = _owners(optimizers)
-    linear = {clean_name(name): module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    known = {one.name: one for one in _candidates(model)}
     patterns = [layers] if isinstance(layers, str) else list(layers)
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in linear):
-            raise UnknownName("linear layer", pattern, linear)
-    wanted = [name for name in linear if any(fnmatchcase(name, pattern) for pattern in patterns)]
-    reasons = {name: _obstacle(model, name, linear[name], owners) for name in wanted}
+        if not any(fnmatchcase(name, pattern) for name in known):
+            raise UnknownName("linear layer", pattern, known)
+    wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    reasons = {name: _obstacle(model, known[name], owners, storage) for name in wanted}
     for name in wanted:
         if name in patterns and reasons[name]:
             raise RecordingError(f"layer {name!r} cannot be recorded: {reasons[name]}")
-    recorded = tuple(_describe(name, linear[name], owners) for name in wanted if not reasons[name])
+    recorded = tuple(_describe(known[name], owners) for name in wanted if not reasons[name])
     if not recorded:
         raise RecordingError(f"no layer of this model can be recorded: {reasons or 'it has no nn.Linear'}")
     return Plan(recorded, {name: reason for name, reason in reasons.items() if reason})
+
+
+def _candidates(model: nn.Module) -> Iterator[_Candidate]:
+    """Every linear map there is, recordable or not."""
+    for raw_name, module in model.named_modules():
+        name = clean_name(raw_name)
+        if isinstance(module, nn.Linear):
+            width = module.in_features
+            columns: dict[str, tuple[int, int] | None] = {"weight": (0, width), "bias": None}
+            yield _Candidate(name, "Linear", module, width, module.out_features, columns)
+        elif isinstance(module, nn.Embedding):
+            width = module.num_embeddings
+            yield _Candidate(name, "Embedding", module, width, module.embedding_dim, {"weight": (0, width)})
+        elif isinstance(module, LSTM):
+            yield from (_gates(name, module, number) for number in range(module.num_layers))
+        elif isinstance(module, nn.LSTM):
+            yield _Candidate(name, "fused LSTM", module, 0, 0, {"weight_ih_l0": None})
+
+
+def _gates(name: str, module: LSTM, number: int) -> _Candidate:
+    """All gates of one LSTM layer: one map of [input, previous hidden state]."""
+    d_input = module.hidden_size if number else module.input_size
+    d_in = d_input + module.hidden_size
+    columns = {
+        f"weight_ih_l{number}": (0, d_input), f"weight_hh_l{number}": (d_input, d_in),
+        f"bias_ih_l{number}": None, f"bias_hh_l{number}": None,
+    }  # fmt: skip
+    return _Candidate(f"{name}.l{number}".lstrip("."), "LSTM", module, d_in, 4 * module.hidden_size, columns)
 
 
 def _refuse_parallel(model: nn.Module) -> None:
@@ -71,38 +119,63 @@ def _owners(optimizers: Sequence[Optimizer]) -> dict[int, int]:
     return owners
 
 
-def _obstacle(model: nn.Module, name: str, module: nn.Linear, owners: dict[int, int]) -> str | None:
+def _obstacle(model: nn.Module, one: _Candidate, owners: dict[int, int], storage: Storage) -> str | None:
     """Why a layer cannot be recorded exactly; None if it can."""
-    parent = model.get_submodule(_raw_parent(model, module))
-    if isinstance(parent, nn.MultiheadAttention):
+    if storage.merge and one.kind == "Embedding":
+        return "its keys are indices, and a merged memory sums up keys of numbers only"
+    return _obstacle_of_kind(model, one) or _obstacle_of_parameters(model, one, owners)
+
+
+def _obstacle_of_kind(model: nn.Module, one: _Candidate) -> str | None:
+    module = one.module
+    if one.kind == "fused LSTM":
+        return "torch computes its gates where nobody can see them; swap it by dualform.unfuse(model)"
+    if isinstance(_parent(model, module), nn.MultiheadAttention):
         return "MultiheadAttention uses its weight without calling it"
-    if type(module).forward is not nn.Linear.forward:
-        return f"{type(module).__name__} overrides nn.Linear's forward"
-    if "weight" not in module._parameters:
+    if one.kind in _FORWARD and type(module).forward is not _FORWARD[one.kind]:
+        return f"{type(module).__name__} overrides nn.{one.kind}'s forward"
+    if isinstance(module, nn.Embedding):
+        if module.max_norm is not None:
+            return "max_norm changes its weight in every forward pass"
+        if module.scale_grad_by_freq:
+            return "scale_grad_by_freq scales its gradient row by row"
+        if module.sparse:
+            return "its gradient is sparse"
+    return None
+
+
+def _obstacle_of_parameters(model: nn.Module, one: _Candidate, owners: dict[int, int]) -> str | None:
+    parameters = one.parameters
+    weight = parameters.get(next(iter(one.columns)))
+    if weight is None:
         return "its weight is parametrised, so it is not itself trained"
-    if isinstance(module.weight, nn.parameter.UninitializedParameter):
+    if isinstance(weight, nn.parameter.UninitializedParameter):
         return "it has no shape yet; run the model once before recording"
-    if not module.weight.requires_grad:
+    if not weight.requires_grad:
         return "its weight is frozen"
-    if id(module.weight) not in owners:
+    if id(weight) not in owners:
         return "its weight is not in the optimiser"
     uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
-    if uses[id(module.weight)] > 1 or (module.bias is not None and uses[id(module.bias)] > 1):
+    if any(uses[id(parameter)] > 1 for parameter in parameters.values()):
         return "its weight is tied to another module's"
-    if module.bias is not None and owners.get(id(module.bias), owners[id(module.weight)]) != owners[id(module.weight)]:
+    if any(owners.get(id(p), owners[id(weight)]) != owners[id(weight)] for p in parameters.values()):
         return "its weight and its bias belong to different optimisers"
     return None
 
 
-def _raw_parent(model: nn.Module, wanted: nn.Module) -> str:
+def _parent(model: nn.Module, wanted: nn.Module) -> nn.Module:
     path: str = next(name for name, module in model.named_modules() if module is wanted)
-    return path.rpartition(".")[0]
+    return model.get_submodule(path.rpartition(".")[0])
 
 
-def _describe(name: str, module: nn.Linear, owners: dict[int, int]) -> Recorded:
-    prefix = f"{name}." if name else ""
-    parts = [Part(f"{prefix}weight", (0, module.in_features), owners[id(module.weight)])]
-    if module.bias is not None:
-        owner = owners.get(id(module.bias)) if module.bias.requires_grad else None
-        parts.append(Part(f"{prefix}bias", None, owner))
-    return Recorded(module, Layer(name, "Linear", module.in_features, module.out_features, tuple(parts)))
+def _describe(one: _Candidate, owners: dict[int, int]) -> Recorded:
+    prefix = one.name.rpartition(".")[0] if one.kind == "LSTM" else one.name
+    parts = tuple(
+        Part(
+            f"{prefix}.{name}".lstrip("."),
+            one.columns[name],
+            owners.get(id(parameter)) if parameter.requires_grad else None,
+        )
+        for name, parameter in one.parameters.items()
+    )
+    return Recorded(one.module, Layer(one.name, one.kind, one.d_in, one.d_out, parts))

@@ -50,16 +50,20 @@ class Probe:
         seen = []
         for r, gradient in zip(self._of_parts, gradients, strict=True):
             shown = gradient.to(self._vectors.dtype)
-            seen.append(shown if r is None else (r @ shown.mT).view(-1))
+            if r is not None:
+                shown = (r @ (shown if self.layer.one_hot else shown.mT)).view(-1)
+            seen.append(shown)
         return seen
 
     def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
-        """(X r)^T E, or (|X| |r|)^T |E|: (rows, d_out)."""
+        """(X r)^T E, or (|X| |r|)^T |E|: (rows, d_out). One-hot keys are given as (slots, 1) indices."""
         self._fit(values)
-        keys, values, r = keys.to(self._vectors.dtype), values.to(self._vectors.dtype), self._vectors
+        values, r = values.to(self._vectors.dtype), self._vectors
         if absolute:
             keys, values, r = keys.abs(), values.abs(), r.abs()
-        return torch.addmm(self._added, r, keys.mT) @ values
+        if self.layer.one_hot:
+            return r[:, keys[:, 0]] @ values
+        return torch.addmm(self._added, r, keys.to(r.dtype).mT) @ values
 
     def _split(self) -> list[Tensor | None]:
         """The vectors of each trained part by themselves; None for a bias."""

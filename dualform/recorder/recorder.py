@@ -33,6 +33,7 @@ from dualform.recorder.audit import Look, explain
 from dualform.recorder.capture import Captures, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
 from dualform.recorder.layers import Recorded, plan
+from dualform.recorder.merge import KeySums
 from dualform.recorder.probe import Probe
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
@@ -50,7 +51,7 @@ class Recorder:
         self.path = path
         self.steps = 0
         self._model, self._optimizers, self._storage, self._overwrite = model, optimizers, storage, overwrite
-        chosen = plan(model, optimizers, layers)
+        chosen = plan(model, optimizers, layers, storage)
         self.skipped = chosen.skipped
         self._recorded = chosen.recorded
         self._manifest = Manifest(
@@ -62,6 +63,7 @@ class Recorder:
             layers=tuple(entry.layer for entry in chosen.recorded),
             about=dict(about),
         )
+        self._sums = {entry.layer.name: KeySums(entry.layer.d_in) for entry in chosen.recorded if storage.merge}
         self._writer: RunWriter | None = None
         self._failed: BaseException | None = None
         # Random numbers of its own: recording must not change the user's.
@@ -91,7 +93,7 @@ class Recorder:
         self._tags = Tags(columns)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
-        """The bytes that `steps` steps of `batch` slots each will take, before repeated keys are found."""
+        """The bytes that `steps` steps of `batch` slots each will take, before repeated keys are found or merged."""
         return estimate(self._manifest, snapshot(self._model, self._optimizers), steps, batch)
 
     def sync(self) -> int:
@@ -145,6 +147,7 @@ class Recorder:
             return
         # Weights that moved on without being recorded are not the state after the last recorded step.
         torn = self._stepping or self._failed is not None
+        self._put_sums()
         state = {} if torn else snapshot(self._model, self._optimizers)
         self._writer.close(state, "complete" if kind is None else kind.__name__)
 
@@ -187,7 +190,10 @@ class Recorder:
             # factors of 0: zeroed before the step, the pass never was in a gradient
             used = [(one, f) for one, f in zip(look.passes.values(), explained.factors, strict=True) if f.any()]
             self._check_tags(one for one, _ in used)
-            rows[name] = [as_rows(one, name, factors, self._storage) for one, factors in used]
+            if self._storage.merge:
+                self._merge(name, [one for one, _ in used])
+            else:
+                rows[name] = [as_rows(one, name, factors, self._storage) for one, factors in used]
         lines = {name: self._ledger_line(name, stepped) for name in self._idle}
         self._writer.append(StepRecord(lines, residual, rows), self._kinds or {})
         self.steps += 1
@@ -256,11 +262,27 @@ class Recorder:
     # Tags, memory, and the state of the recorder itself
 
     def _pack(self, rows: Tensor, column: str) -> Packed:
+        if self._storage.merge or (not self._storage.values and column.endswith("/values")):
+            return Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
         empty = partial(self._arena.empty, column)
+        if not rows.is_floating_point():
+            return Packed(empty((len(rows), 1), torch.int32).copy_(rows), None)
         return Packed(*pack(rows, self._storage.dtype, empty, alike=column.endswith("/keys")))
+
+    def _merge(self, layer: str, passes: Iterable[Pass]) -> None:
+        for capture in (capture for one in passes for capture in one.captures):
+            tags = capture.tags.over(capture.leading, layer)
+            self._sums[layer].add(capture.keys.rows, tags[str(self._storage.merge)])
+
+    def _put_sums(self) -> None:
+        assert self._writer is not None
+        for layer, sums in self._sums.items():
+            if len(sums):
+                self._writer.put(layer, sums.take(str(self._storage.merge), self._storage.dtype))
 
     def _seal(self) -> None:
         assert self._writer is not None
+        self._put_sums()
         give_back = self._arena.hand_over()
         # Passes that wait for another optimiser's step still lie in these blocks.
         done = (lambda: None) if self._captures.waiting else give_back
@@ -268,9 +290,12 @@ class Recorder:
 
     def _check_tags(self, passes: Iterable[Pass]) -> None:
         for capture in (capture for one in passes for capture in one.captures):
+            kinds = capture.tags.kinds
+            if self._storage.merge:  # nothing else is the same for all that is summed up
+                kinds = capture.tags.only(self._storage.merge, self.steps)
             if self._kinds is None:
-                self._kinds = capture.tags.kinds
-            check_same(capture.tags.kinds, self._kinds, self.steps)
+                self._kinds = kinds
+            check_same(kinds, self._kinds, self.steps)
 
     def _check_running(self) -> None:
         if self._writer is None:
@@ -297,6 +322,7 @@ def record(
     layers: str | Iterable[str] = "*",
     dtype: str = "float16",
     values: bool = True,
+    merge: str | None = None,
     overwrite: bool = False,
     about: Mapping[str, Any] | None = None,
 ) -> Recorder:
@@ -309,8 +335,11 @@ def record(
     `optimizer` may be a list. `layers` is a name, a pattern such as "encoder.*", or a list of them; what
     "*" has to leave out is in `recorder.skipped`. `dtype` is the precision of stored keys and values:
     "float16" (rows scaled by powers of two), "float32" or "float64". With `values=False` only keys are
-    stored: attention weights work, outputs and muting do not, and any optimiser will do. A run that exists
-    is replaced only with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
+    stored: attention weights work, outputs and muting do not, and any optimiser will do. With `merge`, the
+    name of a tag such as "position", keys are summed up over all visits to the same value of the tag as they
+    come: a small part of the bytes, and exact for `top(per="position")` and `total(by="position")`, but for
+    nothing else. What is summed up is in memory until `recorder.sync()` or the end of the block. A run that
+    exists is replaced only with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     if dtype not in DTYPES:
@@ -319,5 +348,5 @@ def record(
         json.dumps(about)
     except (TypeError, ValueError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
-    storage = Storage(dtype=dtype, values=values)
+    storage = Storage(dtype=dtype, values=values and merge is None, merge=merge)
     return Recorder(model, optimizers, Path(path), layers, storage, overwrite, about or {})

@@ -24,11 +24,21 @@ class Tags:
         self.kinds = {name: _KINDS[column.dtype.kind] for name, column in self._columns.items()}
         self._over: dict[tuple[int, ...], dict[str, Array]] = {}
 
+    def only(self, name: str, step: int) -> dict[str, str]:
+        """The kind of the one tag that slots are merged by."""
+        if name not in self.kinds:
+            raise RecordingError(
+                f"step {step}: slots are merged by tag {name!r}, which is missing: call recorder.tag({name}=...) "
+                "before every forward pass of a step. The steps before it are kept"
+            )
+        return {name: self.kinds[name]}
+
     def over(self, leading: tuple[int, ...], layer: str) -> dict[str, Array]:
         """Each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
 
         A tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the
         first ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises.
+        Rows that the model has flattened get the tag flattened likewise.
         """
         if leading not in self._over:  # most layers have the same rows
             columns = {name: _spread(name, column, leading, layer) for name, column in self._columns.items()}
@@ -58,6 +68,8 @@ def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> A
             f"tag {name!r} of shape {shape} could go with several dimensions of {leading} in layer {layer!r}: "
             f"give it {len(leading)} dimensions, such as (batch, 1) or (1, batch)"
         )
+    if len(leading) == 1 and len(shape) > 1 and column.size == leading[0]:
+        return column.reshape(-1)  # a decoder whose input was flattened: all tokens of (batch, time), row by row
     try:
         full = np.broadcast_to(column.reshape(*shape, *[1] * missing) if shape else column, leading)
     except ValueError:

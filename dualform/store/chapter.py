@@ -27,6 +27,7 @@ class Rows:
     factors: Array  # (trained parts,): how much of the pass was in the step's gradient
     tags: Mapping[str, Array]  # (n,) each
     may_repeat: bool  # the keys do not depend on anything trained: they may be seen again
+    visits: Array | None = None  # (n,): how many slots each of these is the sum of, in a merged memory
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +50,7 @@ class Chapter:
 
     first_step: int
     steps: list[StepRecord] = field(default_factory=list)
+    merged: dict[str, Rows] = field(default_factory=dict)  # layer -> all its slots, in a merged memory
     nbytes: int = 0
 
     @property
@@ -72,7 +74,9 @@ class Chapter:
         return columns
 
     def passes(self, layer: str) -> list[tuple[int, Rows]]:
-        """All backward passes through a layer, each with the number of its step."""
+        """All backward passes through a layer, each with the number of its step; merged ones count as the last."""
+        if layer in self.merged:
+            return [(self.last_step - 1, self.merged[layer])]
         numbered = enumerate(self.steps, start=self.first_step)
         return [(number, rows) for number, step in numbered for rows in step.rows.get(layer, ())]
 
@@ -90,6 +94,9 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
         columns["values"] = Column(neighbours_joined(values))
     if exponents:
         columns["value_exponent"] = Column([np.concatenate(exponents)])
+    visits = [rows.visits for _, rows in passes if rows.visits is not None]
+    if visits:
+        columns["visits"] = Column([np.concatenate(visits)])
     return {f"slots/{layer}/{name}": column for name, column in columns.items()}
 
 

@@ -1,5 +1,6 @@
 """What a run is, in a few lines: for `print(memory)` and `dualform info`, without reading its data."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def summary(run: Run) -> dict[str, Any]:
         "ended": run.ended,
         "unread": run.unread,
         "bytes": run.nbytes,
-        "storage": {"dtype": run.manifest.storage.dtype, "values": run.manifest.storage.values},
+        "storage": asdict(run.manifest.storage),
         "optimizers": [optimizer.kind for optimizer in run.manifest.optimizers],
         "tags": dict(run.tags),
         "layers": {
@@ -45,7 +46,8 @@ def summary_lines(run: Run) -> dict[str, str]:
     """The facts for people."""
     facts = summary(run)
     layers = (f"{name} ({f['d_in']} to {f['d_out']}, {f['slots']:,} slots)" for name, f in facts["layers"].items())
-    kept = "keys and values" if facts["storage"]["values"] else "keys only"
+    merge = facts["storage"]["merge"]
+    kept = f"keys summed by {merge}" if merge else "keys and values" if facts["storage"]["values"] else "keys only"
     lines = {
         "run": facts["path"],
         "recorded": f"{facts['created']}, {facts['software']}",

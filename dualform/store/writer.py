@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dualform.errors import RunExists, StorageError
-from dualform.store.chapter import Chapter, StepRecord, slot_columns, tag_column
+from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_column
 from dualform.store.files import Column, Lock, write_atomically, write_shard
 from dualform.store.format import LOCK, MANIFEST, Manifest, ShardInfo, shard_name
 from dualform.store.repeats import KeyPool
@@ -59,6 +59,10 @@ class RunWriter:
         """Take one more step."""
         self._tags = tags
         self._chapter.append(step)
+
+    def put(self, layer: str, merged: Rows) -> None:
+        """Take the sums of a layer's slots in the steps since the last seal."""
+        self._chapter.merged[layer] = merged
 
     def seal(self, state: State, ended: str | None = None, done: Callable[[], None] = lambda: None) -> None:
         """Hand the chapter over to be written, then call `done`. Waits for the one before it."""

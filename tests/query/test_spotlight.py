@@ -216,7 +216,7 @@ def test_questions_that_do_not_fit_raise(case: tuple[Memory, nn.Sequential, Naiv
         memory.attend({"0": queries[:, :5]})
     with pytest.raises(UnknownName, match="layer in this model called '2'"):
         memory.attend(nn.Sequential(nn.Linear(6, 4)), queries)
-    with pytest.raises(QueryError, match=r"recorded with a weight of shape \(3, 4\)"):
+    with pytest.raises(QueryError, match=r"recorded with a '2.weight' of shape \(3, 4\)"):
         memory.attend(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2)), queries)
     with pytest.raises(QueryError, match="k must be at least 1"):
         memory.attend(model, queries)["0"].top(0)

@@ -1,0 +1,65 @@
+"""Keys summed up as they come: one row for each value of a tag, instead of one for each slot.
+
+Attention is linear, so the attention summed over all visits to a training position is (sum of its keys) . q,
+however many visits there were. That is all a merged memory can say; single visits and values are not kept.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.store import Rows
+from dualform.store.packing import pack
+
+Array = NDArray[Any]
+
+
+class KeySums:
+    """The sums of one layer since the last `take`."""
+
+    def __init__(self, d_in: int) -> None:
+        self._d_in = d_in
+        self._clear()
+
+    def _clear(self) -> None:
+        self._row: dict[Any, int] = {}  # of each value of the tag
+        self._sums = torch.zeros(0, self._d_in)
+        self._visits = np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def add(self, keys: Tensor, tag: Array) -> None:
+        """Keys (slots, d_in) and the tag's value for each."""
+        rows = np.array([self._row.setdefault(value, len(self._row)) for value in tag.tolist()], dtype=np.int64)
+        self._make_room(keys.dtype)
+        self._sums.index_add_(0, torch.from_numpy(rows), keys.to(self._sums.dtype))
+        np.add.at(self._visits, rows, 1)
+
+    def _make_room(self, dtype: torch.dtype) -> None:
+        missing = len(self._row) - len(self._sums)
+        if missing > 0:
+            # By halves, so that growing copies every row a few times only.
+            room = max(missing, len(self._sums) // 2)
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            self._sums = torch.cat([self._sums.to(wide), torch.zeros(room, self._d_in, dtype=wide)])
+            self._visits = np.concatenate([self._visits, np.zeros(room, dtype=np.int64)])
+
+    def take(self, tag: str, dtype: str) -> Rows:
+        """The sums as the store takes them, in order of the tag; then all begins anew."""
+        values = np.array(list(self._row))
+        order = np.argsort(values, kind="stable")
+        keys, exponent = pack(self._sums[torch.from_numpy(order)], dtype, _empty)
+        visits = self._visits[order]
+        self._clear()
+        return Rows(
+            keys=keys.numpy(), key_exponent=exponent, values=None, value_exponent=None, factors=np.zeros(0),
+            tags={tag: values[order]}, may_repeat=False, visits=visits,
+        )  # fmt: skip
+
+
+def _empty(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype)
