@@ -2,14 +2,16 @@
 
     fetch(["https://a.org/x.gz", "https://b.org/x.gz"], Path("cache/x.gz"), sha256="65a5...")
 
-The digest is of the decompressed bytes: mirrors may pack the same content differently.
+The digest is of the decompressed bytes: mirrors may pack the same content differently. Where they differ in
+more than that, `digest` says how it is taken.
 """
 
 import gzip
 import hashlib
 import os
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -20,6 +22,7 @@ from urllib.request import urlopen
 from dualform.errors import DataError
 
 Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in all if the mirror says so
+Digest = Callable[[Path], str]  # of a file, in hexadecimal digits
 
 TIMEOUT = 20.0  # seconds without a byte
 _CHUNK = 1 << 16
@@ -31,18 +34,45 @@ def silent(file: str, done: int, total: int | None) -> None:
 
 
 def fetch(
-    urls: Sequence[str], path: Path, sha256: str, progress: Progress = silent, *, timeout: float = TIMEOUT
+    urls: Sequence[str],
+    path: Path,
+    sha256: str,
+    progress: Progress = silent,
+    *,
+    digest: Digest | None = None,
+    timeout: float = TIMEOUT,
 ) -> None:
     """Download to `path`, gzipped if it ends in `.gz`; a mirror that fails in any way is passed over."""
     _make_directory(path.parent)
+    check = partial(_check, sha256=sha256, digest=digest or partial(_sha256, gzipped=path.suffix == ".gz"))
     failures = []
     for url in urls:
         try:
-            _fetch_from(url, path, sha256, partial(progress, path.name), timeout)
+            _fetch_from(url, path, check, partial(progress, path.name), timeout)
             return
         except _MIRROR_FAILED as error:
             failures.append(f"{url}: {_reason(error)}")
     raise DataError(f"no mirror gave {path.name} ({'; '.join(failures)})")
+
+
+def not_to_be_had(name: str, folder: Path, files: Sequence[str], why: DataError, instead: str) -> DataError:
+    """What to put where, and what else there is, when a data set is neither found nor downloaded."""
+    return DataError(
+        f"{name} was not found, and could not be downloaded: {why}. "
+        f"Put these files, as they are or with .gz, into {folder}: {', '.join(files)}. Or {instead}"
+    )
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Where to write what is to become `path`: it takes its place at the end, or leaves nothing behind."""
+    # The process is in the name, so that two downloads at once do not write into each other's file.
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:  # after an interruption, too
+        temporary.unlink(missing_ok=True)
 
 
 def _make_directory(path: Path) -> None:
@@ -52,16 +82,13 @@ def _make_directory(path: Path) -> None:
         raise DataError(f"cannot make {path} for downloads: {error.strerror or error}") from error
 
 
-def _fetch_from(url: str, path: Path, sha256: str, progress: Callable[[int, int | None], None], timeout: float) -> None:
-    # The process is in the name, so that two downloads at once do not write into each other's file.
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
+def _fetch_from(
+    url: str, path: Path, check: Callable[[Path], None], progress: Callable[[int, int | None], None], timeout: float
+) -> None:
+    with whole(path) as temporary:
         with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
             _copy(response, file, progress)
-        _check(temporary, path.suffix == ".gz", sha256)
-        temporary.replace(path)
-    finally:  # an interrupted download, too, leaves nothing behind
-        temporary.unlink(missing_ok=True)
+        check(temporary)
 
 
 def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int | None], None]) -> None:
@@ -78,11 +105,15 @@ def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int |
     os.fsync(file.fileno())
 
 
-def _check(path: Path, gzipped: bool, sha256: str) -> None:
-    with gzip.open(path) if gzipped else path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+def _check(path: Path, sha256: str, digest: Digest) -> None:
+    found = digest(path)
     if found != sha256:
         raise DataError(f"it is another file: SHA-256 {found[:12]}..., not {sha256[:12]}...")
+
+
+def _sha256(path: Path, gzipped: bool) -> str:
+    with gzip.open(path) if gzipped else path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reason(error: Exception) -> str:

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.datasets import idx, places
-from dualform.datasets.download import Progress, fetch, silent
+from dualform.datasets.download import Progress, fetch, not_to_be_had, silent
 from dualform.datasets.images import ImageSet, Split
 from dualform.errors import DataError, UnknownName
 
 IMAGE_SHAPE = (28, 28)
 _IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 _TRAIN, _TEST = "train", "t10k"
+_INSTEAD = "try --dataset digits, which works without any data"
 
 
 @dataclass(frozen=True)
@@ -93,18 +94,10 @@ def _downloaded(name: str, source: Source, data: Path | None, progress: Progress
         try:
             fetch(urls, folder / f"{file}.gz", source.digests[file], progress)
         except DataError as error:
-            raise _not_to_be_had(name, source, next(places.roots(data)), error) from error
+            wanted = next(places.roots(data)) / source.folders[0]
+            missing = places.missing(wanted, source.files)
+            raise not_to_be_had(name, wanted, missing, error, _INSTEAD) from error
     return folder
-
-
-def _not_to_be_had(name: str, source: Source, root: Path, error: DataError) -> DataError:
-    folder = root / source.folders[0]
-    files = ", ".join(places.missing(folder, source.files))
-    return DataError(
-        f"{name} was not found, and could not be downloaded: {error}. "
-        f"Put these files, as they are or with .gz, into {folder}: {files}. "
-        "Or try --dataset digits, which works without any data"
-    )
 
 
 def _split(folder: Path, part: str, classes: int) -> Split:

@@ -45,8 +45,9 @@ class Unrolled:
         self.padding = model.embedding.padding_idx
         self.slots = {name: Slots() for name in ("embedding", "lstm.l0", "lstm.l1", "decoder")}
 
-    def step(self, tokens: Tensor, targets: Tensor, positions: Tensor, state: Any, lr: float) -> Any:
-        """One step of plain SGD on tokens (time, batch); the state it ended in."""
+    def step(self, rows: tuple[Tensor, Tensor, Tensor], state: Any, lr: float) -> Any:
+        """One step of plain SGD on tokens, targets and positions, (time, batch) each; the state it ended in."""
+        tokens, targets, positions = rows
         seen: list[tuple[str, Tensor, Tensor, int]] = []  # layer, key, output, position
         p, losses = self.parameters, []
         hidden, cell = state if state is not None else (torch.zeros(2, 2, tokens.shape[1], HIDDEN).double())

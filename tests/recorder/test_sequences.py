@@ -41,7 +41,7 @@ def train(path: Path, batch_first: bool, padding: int | None = None, **options: 
             F.cross_entropy(logits.flatten(end_dim=1), targets.flatten()).backward()
             optimizer.step()
             state = tuple(one.detach() for one in state)
-            twin_state = twin.step(*rows, twin_state, LR)
+            twin_state = twin.step(rows, twin_state, LR)
     return model, twin
 
 
