@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dualform import duality as duality
+    from dualform import nn as nn
+    from dualform import text as text
     from dualform.certificate import Certificate as Certificate
     from dualform.errors import DualformError as DualformError
     from dualform.memory import Memory as Memory
     from dualform.memory import load as load
+    from dualform.nn import unfuse as unfuse
     from dualform.recorder import Recorder as Recorder
     from dualform.recorder import record as record
     from dualform.spotlight import Output as Output
@@ -37,15 +40,17 @@ _HOME = {
     "Total": "dualform.spotlight",
     "load": "dualform.memory",
     "record": "dualform.recorder",
+    "unfuse": "dualform.nn",
 }
+_MODULES = ("duality", "nn", "text")
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "duality", *_HOME]
+__all__ = ["__version__", *_MODULES, *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "duality":
-        return import_module("dualform.duality")
+    if name in _MODULES:
+        return import_module(f"dualform.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'dualform' has no attribute {name!r}")

@@ -74,6 +74,11 @@ class Memory:
         """What was said of the run when it was recorded."""
         return dict(self._run.manifest.about)
 
+    @property
+    def merged_by(self) -> str | None:
+        """The tag over whose visits keys were summed up; None: every slot is there."""
+        return self._run.manifest.storage.merge
+
     def slots(self, layer: str) -> int:
         """How many slots of a layer this memory, or view, holds."""
         self._check_layer(layer)
@@ -102,7 +107,7 @@ class Memory:
         if not 0 <= step <= self._selection.until:
             raise QueryError(f"step must be between 0 and {self._selection.until}, not {step}")
         ends = [shard.info.last_step for shard in self._run.shards]
-        if self._run.manifest.storage.merge and step not in ends:
+        if self.merged_by and step not in ends:
             raise NotRecorded(f"a merged memory can go back to where it was synced only: steps {listing(ends)}")
         return self._view(Selection(step, self._selection.conditions))
 

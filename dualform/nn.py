@@ -75,21 +75,12 @@ class LSTM(nn.LSTM):
         return handle
 
     def forward(self, input: Tensor, hx: States | None = None) -> tuple[Tensor, States]:  # type: ignore[override]  # noqa: A002
-        if isinstance(input, PackedSequence):
-            raise RecordingError(
-                "dualform.nn.LSTM expected a tensor, got a PackedSequence: pad it (torch.nn.utils.rnn."
-                "pad_packed_sequence), or keep torch.nn.LSTM for it, which is not recorded"
-            )
+        _refuse_packed(input)
         if torch.is_autocast_enabled(input.device.type):
             return self._without_autocast(input, hx)
-        self._update_flat_weights()
-        if input.dim() not in (2, 3):
-            raise ValueError(f"LSTM: Expected input to be 2D or 3D, got {input.dim()}D instead")
         output = self._time_first(input)
-        self.check_input(output, None)
         hidden, cell = self._states(output, hx, batched=input.dim() == 3)
-        layout = _layout(input.dim(), self.batch_first)
-        last_hidden, last_cell = [], []
+        layout, last_hidden, last_cell = _layout(input.dim(), self.batch_first), [], []
         for layer in range(self.num_layers):
             output, last = self._layer(layer, output, (hidden[layer], cell[layer]), layout)
             last_hidden.append(output[-1])
@@ -116,16 +107,22 @@ class LSTM(nn.LSTM):
             return self.forward(inputs.to(dtype), states)
 
     def _time_first(self, inputs: Tensor) -> Tensor:
+        """The input as (time, batch, d_in), checked as torch.nn.LSTM does."""
+        if inputs.dim() not in (2, 3):
+            raise ValueError(f"LSTM: Expected input to be 2D or 3D, got {inputs.dim()}D instead")
         if inputs.dim() == 2:
-            return inputs.unsqueeze(1)  # (time, 1, d)
-        return inputs.transpose(0, 1) if self.batch_first else inputs  # (time, batch, d)
+            inputs = inputs.unsqueeze(1)  # (time, 1, d_in)
+        elif self.batch_first:
+            inputs = inputs.transpose(0, 1)  # (time, batch, d_in)
+        self._update_flat_weights()  # check_input compares with these
+        self.check_input(inputs, None)
+        if len(inputs) == 0:
+            raise RuntimeError("LSTM: Expected sequence length to be larger than 0")
+        return inputs
 
     def _states(self, inputs: Tensor, states: States | None, batched: bool) -> States:
         """The initial hidden states and cells, (layers, batch, hidden) each."""
-        time, batch, _ = inputs.shape
-        if time == 0:
-            raise RuntimeError("LSTM: Expected sequence length to be larger than 0")
-        expected = self.num_layers, batch, self.hidden_size
+        expected = self.num_layers, inputs.shape[1], self.hidden_size
         if states is None:
             return inputs.new_zeros(expected), inputs.new_zeros(expected)
         hidden, cell = states if batched else (states[0].unsqueeze(1), states[1].unsqueeze(1))
@@ -228,7 +225,7 @@ def _unroll(trace: _Trace, weight: Tensor, bias: Tensor) -> None:
     hiddens = keys[1:, -gates.shape[2] :]  # (time, hidden, batch)
     steps = zip(keys[:-1], gates, cells[:-1], cells[1:], squashed, hiddens, strict=True)
     for key, gate, old_cell, new_cell, squash, new_hidden in steps:
-        torch.addmm(bias, weight, key, out=gate.view(-1, gate.shape[2]))
+        torch.addmm(bias, weight, key, out=gate.flatten(0, 1))
         i, f, g, o = gate.unbind()
         gate[:2].sigmoid_()
         g.tanh_()
@@ -327,6 +324,14 @@ def _refuse(module: nn.LSTM, where: str) -> None:
     if options:
         named = " and ".join(f"{name}={getattr(module, name)}" for name in options)
         raise RecordingError(f"{where}: {named} is not supported; keep torch.nn.LSTM for it, which is not recorded")
+
+
+def _refuse_packed(inputs: object) -> None:
+    if isinstance(inputs, PackedSequence):
+        raise RecordingError(
+            "dualform.nn.LSTM expected a tensor, got a PackedSequence: pad it (torch.nn.utils.rnn."
+            "pad_packed_sequence), or keep torch.nn.LSTM for it, which is not recorded"
+        )
 
 
 def _refuse_computed_weights(module: nn.LSTM, where: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dualform.certificate import Certificate
+    from dualform.text import Passage
 
 _PICTURE_WIDTH = 12  # of a caption; six of them fit into 80 columns
 _PIPE_WIDTH = 120  # nobody watches: wide enough that no cell is cut
@@ -29,12 +30,16 @@ def console() -> Console:
 
 
 @contextmanager
-def progress(out: Console, what: str, total: int) -> "Iterator[Callable[[int], None]]":
-    """A bar to be told each finished step; silent unless a person is watching."""
+def progress(out: Console, what: str, total: int) -> "Iterator[Callable[..., None]]":
+    """A bar to be told each finished step, with a note if there is something to say; silent if nobody watches."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(what, total=total)
-        yield lambda step: bar.update(task, completed=step + 1)
+
+        def done(step: int, note: str = "") -> None:
+            bar.update(task, completed=step + 1, description=f"{what}, {note}" if note else what)
+
+        yield done
 
 
 @contextmanager
@@ -126,6 +131,19 @@ def certificate(found: "Certificate") -> Iterator[Any]:
     yield f"{certified}{found.steps_audited:,} audited while recording (residual {found.worst_residual:.1e} at worst)"
     if found.unread:
         yield Text(f"not read: {found.unread}", style="red")
+
+
+def passages(out: Console, found: "Sequence[Passage]", title: str) -> Grid:
+    """Passages of a text, best first, with the tokens that were hit marked, and below each where it is from."""
+    from dualform.text import caption, to_plain, to_rich
+
+    grid = _grid(title)
+    grid.add_column(justify="right", style="bold")
+    grid.add_column(overflow="fold")
+    for rank, passage in enumerate(found, start=1):
+        grid.add_row(str(rank), to_rich(passage) if out.color_system else Text(to_plain(passage)))
+        grid.add_row("", Text(caption(passage), style="dim"))
+    return grid
 
 
 def pictures(out: Console, images: Sequence[NDArray[Any]], captions: Sequence[str]) -> Grid:

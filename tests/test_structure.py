@@ -67,7 +67,10 @@ def test_the_public_names() -> None:
         "__version__",
         "duality",
         "load",
+        "nn",
         "record",
+        "text",
+        "unfuse",
     ]
     for name in dualform.__all__:
         assert getattr(dualform, name) is not None

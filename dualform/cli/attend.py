@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualform.cli.app import AsJson, Run, app
-from dualform.cli.models import importable, make, one_input, own_inputs, own_model, read
+from dualform.cli.models import importable, make, make_own, one_input, own_inputs, read
 from dualform.cli.output import print_json
+from dualform.cli.prompts import answer_prompts
 from dualform.errors import QueryError
 
 if TYPE_CHECKING:
@@ -30,27 +31,37 @@ def attend(
         list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; else the first.")
     ] = None,
     layer: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which layer; repeatable; else all.")] = None,
-    top: Annotated[int, typer.Option(metavar="K", min=1, help="How many training slots to show.")] = 10,
+    top: Annotated[
+        int | None, typer.Option(metavar="K", min=1, help="How many training slots to show, else 10; passages, else 3.")
+    ] = None,
     by: Annotated[
         list[str] | None, typer.Option(metavar="TAG", help="Sum attention by this tag; repeatable; else by label.")
     ] = None,
     per: Annotated[
         str | None, typer.Option(metavar="TAG", help="Count slots with the same tag, say id, as one.")
     ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TEXT", help="Of a language model: ask about its last token; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which training slots are behind the model's answer to an input?
 
-    Shows, for each input and layer, the attention summed by a tag and the slots with the highest attention.
+    Shows, for each input and layer, the attention summed by a tag and the slots with the highest attention. For a
+    prompt, the passages of the training text.
     """
     import dualform
     from dualform import terminal
 
     memory = dualform.load(run)
-    network = memory.model(make(importable(model) if model else own_model(memory)))
+    network = memory.model(make(importable(model)) if model else make_own(memory))
+    if prompt:
+        answer_prompts(memory, network, prompt, layer, top or 3, as_json)
+        return
     rows = read(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
-    questions = [dualform.Top(top, per=per), *([dualform.Total(by=groups)] if groups else [])]
+    questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
     found = {one: _ask(memory, network, one_input(rows, one), layer, questions) for one in index or [0]}
     if as_json:
         print_json({"run": str(run), "inputs": [_document(one, answers) for one, answers in found.items()]})

@@ -1,6 +1,6 @@
 """The model and the inputs of a run, or those that the user named.
 
-    network = memory.model(make(own_model(memory)))
+    network = memory.model(make_own(memory))
     row = one_input(read(own_inputs(memory)), 3)        # (1, ...)
 
 A run by itself may name only code of this package and files in its own directory.
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from dualform.errors import QueryError, UnknownName
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
 
     from dualform.memory import Memory
@@ -30,12 +32,25 @@ def own_model(memory: "Memory") -> str:
     raise QueryError(f"which model? pass --model PACKAGE:FACTORY, a function or class that makes it{hint}")
 
 
+def make_own(memory: "Memory") -> "nn.Module":
+    """The model a run names by itself, with the sizes it says."""
+    arguments = memory.about.get("arguments", {})
+    if not isinstance(arguments, dict) or not all(isinstance(size, int | float) for size in arguments.values()):
+        raise QueryError("the run says what its model is made with, but not in numbers; pass --model PACKAGE:FACTORY")
+    return make(own_model(memory), arguments)
+
+
 def own_inputs(memory: "Memory") -> Path:
-    named = memory.about.get("inputs")
+    return own_file(memory, "inputs", "pass --input FILE.npy or FILE.safetensors")
+
+
+def own_file(memory: "Memory", what: str, instead: str) -> Path:
+    """A file that a run names as its own, in its own directory."""
+    named = memory.about.get(what)
     if not isinstance(named, str):
-        raise QueryError("which inputs? the run has none of its own: pass --input FILE.npy or FILE.safetensors")
+        raise QueryError(f"which {what}? the run has none of its own: {instead}")
     if named in ("", ".", "..") or "/" in named or "\\" in named or ":" in named:
-        raise QueryError(f"the run names {named!r} as its inputs, which is no file of its own: pass --input FILE")
+        raise QueryError(f"the run names {named!r} as its {what}, which is no file of its own: {instead}")
     return memory.path / named
 
 
@@ -47,7 +62,7 @@ def importable(named: str) -> str:
     return named
 
 
-def make(named: str) -> "nn.Module":
+def make(named: str, arguments: "Mapping[str, float] | None" = None) -> "nn.Module":
     from torch import nn
 
     package, _, factory = named.partition(":")
@@ -60,7 +75,7 @@ def make(named: str) -> "nn.Module":
     if not hasattr(module, factory):
         raise UnknownName(f"factory in {package} called", factory, (n for n in vars(module) if not n.startswith("_")))
     try:
-        made = getattr(module, factory)()
+        made = getattr(module, factory)(**(arguments or {}))
     except Exception as error:
         raise QueryError(f"{named} does not make a model: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):

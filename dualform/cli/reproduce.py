@@ -1,6 +1,6 @@
 """`dualform reproduce`: the paper's experiments, trained, recorded and set beside its numbers."""
 
-from enum import StrEnum
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,68 +13,137 @@ from dualform.cli.output import print_json, quiet
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dualform.experiments.reproduce import Outcome
+    from dualform.experiments.outcome import Outcome
+
+reproduce = typer.Typer(
+    no_args_is_help=True, help="The paper's experiments, with its numbers beside ours.",
+    epilog="Begin with: dualform reproduce single --dataset digits, or dualform reproduce charlm",
+)  # fmt: skip
+app.add_typer(reproduce, name="reproduce")
+
+Data = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the data are; else the usual places, else downloaded.")
+]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for results; else results/EXPERIMENT.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace results that are there.")]
+
+_IMAGES = {  # spelled out here because their module needs torch
+    "single": "One task: Table 1, and the figures of attention per class.",
+    "joint": "Two tasks at once, with one output for both.",
+    "continual": "Two tasks, one after the other: what is forgotten, and what brings it back.",
+}
+_LANGUAGE = {
+    "charlm": "A language model of characters: passages of its training text behind a prompt.",
+    "wordlm": "A language model of words: passages of its training text behind a prompt.",
+}
 
 
-class Which(StrEnum):
-    """The experiments, spelled out here because their module needs torch."""
+def _images(name: str, summary: str) -> Callable[..., None]:
+    def command(
+        dataset: Annotated[
+            str,
+            typer.Option(metavar="NAME", help="mnist or fashion-mnist (first task; the other is second), or digits."),
+        ] = "mnist",
+        data: Data = None,
+        seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many networks to train.")] = 1,
+        steps: Annotated[
+            int | None, typer.Option(metavar="N", min=1, help="Training steps, per task if one comes after the other.")
+        ] = None,
+        index: Annotated[
+            list[str] | None,
+            typer.Option(metavar="[TASK:]I", help="Draw this test input instead of the paper's; repeatable."),
+        ] = None,
+        out: Out = None,
+        keep_run: Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs; gigabytes each.")] = False,
+        overwrite: Overwrite = False,
+        as_json: AsJson = False,
+    ) -> None:
+        from dualform import terminal
+        from dualform.experiments import reproduce as experiments
+        from dualform.experiments.plan import EXPERIMENTS, Settings
+        from dualform.experiments.room import make_room
 
-    SINGLE = "single"
-    JOINT = "joint"
-    CONTINUAL = "continual"
+        place = out or Path("results") / name
+        make_room(place, overwrite)
+        settings = Settings(dataset, data, seeds, steps, keep_run, tuple(index or ()))
+        screen = terminal.console()
+        stage = partial(terminal.progress, quiet(screen, as_json))
+        outcome = experiments.reproduce(EXPERIMENTS[name], settings, place, stage)
+        _tell(screen, outcome, as_json)
+        if not outcome.certified:
+            raise typer.Exit(1)
 
+    command.__doc__ = f"""{summary}
 
-@app.command(epilog="Example: dualform reproduce single --dataset digits, or, with MNIST at hand, --seeds 5 --data DIR")
-def reproduce(
-    experiment: Annotated[Which, typer.Argument(help="One task, two tasks at once, or one after the other.")],
-    dataset: Annotated[
-        str, typer.Option(metavar="NAME", help="mnist or fashion-mnist (first task; the other is second), or digits.")
-    ] = "mnist",
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the data are; else the usual places, else downloaded.")
-    ] = None,
-    seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many networks to train.")] = 1,
-    steps: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Training steps, per task if one comes after the other.")
-    ] = None,
-    index: Annotated[
-        list[str] | None,
-        typer.Option(metavar="[TASK:]I", help="Draw this test input instead of the paper's; repeatable."),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Directory for results; else results/EXPERIMENT.")
-    ] = None,
-    keep_run: Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs; gigabytes each.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace results that are there.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Train the paper's image classifiers, record them, and put its tables and figures beside ours.
-
-    Writes results.md, results.json and index.html, with all figures as PNG and PDF.
+    Trains the paper's networks, records and certifies them. Writes results.md, results.json and index.html, with
+    all figures as PNG and PDF.
     """
-    from dualform import terminal
-    from dualform.experiments import reproduce as experiments
-    from dualform.experiments.plan import EXPERIMENTS, Settings
-    from dualform.experiments.room import make_room
+    return command
 
-    place = out or Path("results") / experiment
-    make_room(place, overwrite)
-    settings = Settings(dataset, data, seeds, steps, keep_run, tuple(index or ()))
-    screen = terminal.console()
-    stage = partial(terminal.progress, quiet(screen, as_json))
-    outcome = experiments.reproduce(EXPERIMENTS[experiment], settings, place, stage)
+
+def _language(name: str, summary: str) -> Callable[..., None]:
+    def command(
+        dataset: Annotated[
+            str, typer.Option(metavar="NAME", help="topics (Python's own help, no download), aesop or wikitext-2.")
+        ] = "topics",
+        data: Data = None,
+        text: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="A text of your own, in UTF-8, instead of a data set.")
+        ] = None,
+        prompt: Annotated[
+            list[str] | None,
+            typer.Option(metavar="TEXT", help="Ask about its last token, instead of the paper's; repeatable."),
+        ] = None,
+        hidden: Annotated[int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM.")] = None,
+        steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps.")] = None,
+        merge: Annotated[
+            bool | None,
+            typer.Option(
+                "--merge/--every-visit",
+                help="Sum keys up over visits, or keep each; else each, if that takes less than 4 GB.",
+            ),
+        ] = None,
+        out: Out = None,
+        overwrite: Overwrite = False,
+        as_json: AsJson = False,
+    ) -> None:
+        from dualform import terminal
+        from dualform.experiments.language.plan import EXPERIMENTS, Settings
+        from dualform.experiments.language.reproduce import reproduce as run
+        from dualform.experiments.room import make_room
+
+        place = out or Path("results") / name
+        make_room(place, overwrite)
+        settings = Settings(dataset, data, text, tuple(prompt or ()), hidden, steps, merge)
+        screen = terminal.console()
+        stage = partial(terminal.progress, quiet(screen, as_json))
+        _tell(screen, run(EXPERIMENTS[name], settings, place, stage), as_json)
+        if not as_json:
+            screen.print(f'Ask it more: dualform attend {place / "runs" / name} --prompt "..."')
+
+    command.__doc__ = f"""{summary}
+
+    Trains an LSTM and records the keys of its gates, then asks: which positions of the training text does the last
+    token of a prompt attend to? Writes results.md, results.json and index.html, and keeps the run to be asked again.
+    """
+    return command
+
+
+for _name, _summary in _IMAGES.items():
+    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --dataset digits")(_images(_name, _summary))
+for _name, _summary in _LANGUAGE.items():
+    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear'")(
+        _language(_name, _summary)
+    )
+
+
+def _tell(out: "Console", outcome: "Outcome", as_json: bool) -> None:
+    """Everything as data, or the tables of the page; its figures are for the browser."""
+    from dualform import terminal
+
     if as_json:
         print_json(outcome.document)
-    else:
-        _tell(screen, outcome)
-    if not outcome.certified:
-        raise typer.Exit(1)
-
-
-def _tell(out: "Console", outcome: "Outcome") -> None:
-    """The tables of the page; its figures are for the browser."""
-    from dualform import terminal
-
+        return
     for section in outcome.sections:
         if section.text or section.columns:
             out.print(f"\n{section.title}", style="bold")
@@ -82,4 +151,6 @@ def _tell(out: "Console", outcome: "Outcome") -> None:
             out.print(section.text)
         if section.columns:
             out.print(terminal.grid(section.columns, section.rows))
-    out.print(f"\nAll of this, with figures, is in {outcome.out / 'index.html'}")
+        for one in section.excerpts:
+            out.print(terminal.passages(out, one.found, one.title))
+    out.print(f"\nAll of this, and more, is in {outcome.out / 'index.html'}")

@@ -5,6 +5,17 @@ from dataclasses import dataclass, field
 from html import escape
 
 from dualform.experiments.figures import Drawing
+from dualform.text import Passage, caption, escape_markdown, to_snippet
+from dualform.text import to_markdown as passage_markdown
+
+
+@dataclass(frozen=True)
+class Excerpts:
+    """Passages of a text that were found for a query."""
+
+    title: str
+    query: Passage
+    found: Sequence[Passage]
 
 
 @dataclass(frozen=True)
@@ -16,6 +27,7 @@ class Section:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     drawings: Sequence[Drawing] = field(default=())
+    excerpts: Sequence[Excerpts] = ()
 
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
@@ -24,14 +36,26 @@ def to_markdown(title: str, sections: Sequence[Section]) -> str:
 
 
 def _markdown(section: Section) -> str:
-    parts = [f"## {section.title}"]
+    parts = [f"## {escape_markdown(section.title)}"]
     if section.text:
-        parts.append(section.text)
+        parts += [escape_markdown(paragraph) for paragraph in section.text.split("\n\n")]
     if section.columns:
         lines = [section.columns, ["---", *["---:"] * (len(section.columns) - 1)], *section.rows]
         parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+    parts += [f"### {one.title}\n\n{_markdown_excerpts(one)}" for one in section.excerpts]
     parts += [f"![{one.caption}]({one.file.as_posix()})\n\n{one.caption}" for one in section.drawings]
     return "\n\n".join(parts)
+
+
+def _markdown_excerpts(one: Excerpts) -> str:
+    lines = [
+        "|  | passage | where, attention |",
+        "| --- | --- | --- |",
+        f"| query | {passage_markdown(one.query)} |  |",
+    ]
+    for rank, passage in enumerate(one.found, start=1):
+        lines.append(f"| top-{rank} | {passage_markdown(passage)} | {escape_markdown(caption(passage))} |")
+    return "\n".join(lines)
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
@@ -49,9 +73,9 @@ def _html(number: int, section: Section) -> str:
         f"<figcaption>{escape(one.caption)}</figcaption></figure>"
         for one in section.drawings
     )
-    return (
-        f'<section id="{number}"><h2>{escape(section.title)}</h2>{paragraphs}{_html_table(section)}{figures}</section>'
-    )
+    excerpts = "".join(f"<h3>{escape(one.title)}</h3>{to_snippet(one.found, one.query)}" for one in section.excerpts)
+    content = f"{paragraphs}{_html_table(section)}{excerpts}{figures}"
+    return f'<section id="{number}"><h2>{escape(section.title)}</h2>{content}</section>'
 
 
 def _html_table(section: Section) -> str:

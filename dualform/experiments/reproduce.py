@@ -7,14 +7,11 @@ Each network is trained, recorded, certified and asked; figures are made of the 
 gigabytes, so it is deleted as soon as it has answered unless it is to be kept.
 """
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
 
 from torch import nn
 
@@ -24,33 +21,13 @@ from dualform.datasets import catalogue
 from dualform.datasets.images import ImageSet
 from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import choose, named
-from dualform.experiments.page import Section, to_html, to_markdown
+from dualform.experiments.outcome import Outcome, Stage, silent, write
 from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
 from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Findings, Network, document
-from dualform.experiments.room import DOCUMENT, MARKDOWN, PAGE, RUNS
+from dualform.experiments.room import RUNS
 from dualform.experiments.sections import sections
 from dualform.experiments.tasks import tasks
 from dualform.experiments.training import Trained, predictions, save_test_sets, train
-
-Stage = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]  # what begins, and of how many steps
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Where the results are, and what is in them."""
-
-    out: Path
-    document: dict[str, Any]
-    sections: list[Section]
-
-    @property
-    def certified(self) -> bool:
-        return all(one["ok"] for one in self.document["certificates"])
-
-
-def silent(what: str, steps: int) -> AbstractContextManager[Callable[[int], None]]:
-    """A stage that nobody watches."""
-    return nullcontext(lambda step: None)
 
 
 def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stage = silent) -> Outcome:
@@ -144,10 +121,5 @@ def _draw(planned: Plan, memory: dualform.Memory, model: nn.Module, network: Net
 
 
 def _written(out: Path, findings: Findings) -> Outcome:
-    """The page for people, the same as Markdown, and everything as data."""
-    title, found = findings.title, document(findings)
-    content = sections(findings, found)
-    (out / DOCUMENT).write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    (out / MARKDOWN).write_text(to_markdown(title, content), encoding="utf-8")
-    (out / PAGE).write_text(to_html(title, content), encoding="utf-8")
-    return Outcome(out, found, content)
+    found = document(findings)
+    return write(out, findings.title, found, sections(findings, found))

@@ -48,6 +48,7 @@ def fails(*arguments: object) -> str:
 def record(path: Path, *, values: bool = True, about: dict[str, Any] | None = None) -> Path:
     """Four steps of a small network, with tags."""
     generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with dualform.record(model, optimizer, path, dtype="float32", values=values, about=about) as recorder:

@@ -5,15 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from dualform.cli.reproduce import Which
-from dualform.experiments.plan import EXPERIMENTS
+from dualform.cli.reproduce import reproduce
+from dualform.experiments import plan
+from dualform.experiments.language import plan as language
 from tests.cli.conftest import call, fails
 
 QUICK = ("--dataset", "digits", "--steps", "5", "--index", "0")
 
 
 def test_the_command_knows_every_experiment() -> None:
-    assert [one.value for one in Which] == list(EXPERIMENTS)
+    assert [one.name for one in reproduce.registered_commands] == [*plan.EXPERIMENTS, *language.EXPERIMENTS]
 
 
 def test_tables_for_people(tmp_path: Path) -> None:

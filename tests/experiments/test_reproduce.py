@@ -12,8 +12,9 @@ import pytest
 import dualform
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments import reproduce as experiments
+from dualform.experiments.outcome import Outcome
 from dualform.experiments.plan import EXPERIMENTS, Settings
-from dualform.experiments.reproduce import Outcome, reproduce
+from dualform.experiments.reproduce import reproduce
 
 LAYERS = ["layer-0", "layer-1", "layer-2"]
 FIGURES = {"single": 2 * 4, "joint": 3 * 4, "continual": 3 * 4 + 2}

@@ -1,0 +1,49 @@
+"""`dualform attend --prompt`: passages of the training text behind what a language model expects next."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dualform.cli.models import own_file
+from dualform.cli.output import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import nn
+
+    from dualform.experiments.language.answers import Answer
+    from dualform.memory import Memory
+
+
+def answer_prompts(
+    memory: "Memory", network: "nn.Module", prompts: Sequence[str], layers: Sequence[str] | None, most: int,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Ask, and show what was found."""
+    from dualform import terminal
+    from dualform.experiments.language.answers import ask
+    from dualform.text import Text
+
+    path = own_file(
+        memory, "text", "save the training text beside it with dualform.text.Text.save, and name it in about"
+    )
+    text = Text.load(path)
+    answers = [ask(memory, network, text, prompt, most, layers) for prompt in prompts]
+    if as_json:
+        print_json({"run": str(memory.path), "prompts": [answer.to_dict() for answer in answers]})
+        return
+    out = terminal.console()
+    for answer in answers:
+        _tell(out, answer)
+
+
+def _tell(out: "Console", answer: "Answer") -> None:
+    from dualform import terminal
+    from dualform.text import to_plain, to_rich
+
+    out.print(to_rich(answer.prompt) if out.color_system else to_plain(answer.prompt), style="bold")
+    likely = ", ".join(f"{one.token!r} {one.probability:.0%}" for one in answer.expected)
+    out.print(f"expected next: {likely}", "")
+    for name, found in answer.layers.items():
+        out.print(terminal.passages(out, found.summed, f"{name}: attention summed over all visits to a position"), "")
+        if found.single is not None:
+            out.print(terminal.passages(out, found.single, f"{name}: attention to single updates"), "")

@@ -1,0 +1,92 @@
+"""What a language model attends to after a prompt: passages of its training text.
+
+    answer = ask(memory, model, text, "the Lamb a little d")
+    answer.expected                          # the likeliest next tokens, with their probabilities
+    answer.layers["lstm.l0"].summed          # passages, attention summed over all visits to a position
+
+The query is the last token of the prompt, which the model reads from an empty state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dualform.datasets.tokens import encode_prompt
+from dualform.errors import QueryError
+from dualform.memory import Memory
+from dualform.spotlight import Top
+from dualform.text import Passage, Text, passages, prompt_passage
+
+POSITION = "position"
+_HITS = 10  # positions for each passage shown: neighbours are merged
+_LIKELIEST = 5
+
+
+@dataclass(frozen=True)
+class LayerAnswer:
+    """Passages of one layer, best first; single updates are unknown to a merged memory."""
+
+    summed: list[Passage]
+    single: list[Passage] | None
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A token that may come next."""
+
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt, what the model expects next, and what is in the spotlight of its last token."""
+
+    prompt: Passage
+    expected: list[Expected]
+    layers: dict[str, LayerAnswer]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "prompt": list(self.prompt.tokens),
+            "expected": [asdict(one) for one in self.expected],
+            "layers": {name: _plain(answer) for name, answer in self.layers.items()},
+        }
+
+
+def _plain(answer: LayerAnswer) -> dict[str, Any]:
+    single = None if answer.single is None else [one.to_dict() for one in answer.single]
+    return {"summed": [one.to_dict() for one in answer.summed], "single": single}
+
+
+def ask(
+    memory: Memory, model: nn.Module, text: Text, prompt: str, most: int = 3, layers: Sequence[str] | None = None
+) -> Answer:
+    """The `most` passages with the highest attention, of each layer or of those named."""
+    if POSITION not in memory.tags:
+        raise QueryError(f"the run has no tag {POSITION!r}: record it with recorder.tag({POSITION}=...), one a token")
+    ids = encode_prompt(prompt, text)
+    tokens = torch.from_numpy(ids)[None]  # (1, time)
+    spotlight = memory.attend(model, tokens, rows=-1)
+    summed, single = Top(_HITS * most, per=POSITION), Top(_HITS * most)
+    found = {}
+    for name in layers or spotlight:
+        merged = memory.merged_by is not None
+        tables = spotlight[name].collect(*([summed] if merged else [summed, single]))
+        shown = [passages(text, table, most) for table in tables]
+        found[name] = LayerAnswer(shown[0], None if merged else shown[1])
+    shown_prompt = prompt_passage([text.vocabulary[number] for number in ids.tolist()], text.separator)
+    return Answer(shown_prompt, _likeliest(model, tokens, text), found)
+
+
+def _likeliest(model: nn.Module, tokens: torch.Tensor, text: Text) -> list[Expected]:
+    model.eval()
+    with torch.no_grad():
+        output = model(tokens)
+    logits = output[0] if isinstance(output, tuple) else output  # (1, time, vocabulary)
+    best = torch.softmax(logits[0, -1].float(), dim=0).topk(min(_LIKELIEST, len(text.vocabulary)))
+    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+    return [Expected(text.vocabulary[number], probability) for number, probability in pairs]

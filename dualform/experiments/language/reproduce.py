@@ -1,0 +1,85 @@
+"""The language models of the paper, from a text to passages behind prompts.
+
+    outcome = reproduce(EXPERIMENTS["charlm"], Settings(), Path("results/charlm"))
+    outcome.document["quality"]
+
+The run stays, with the model and the text, so that more prompts can be asked of it later.
+"""
+
+from pathlib import Path
+from time import perf_counter
+
+import dualform
+from dualform.datasets import corpus as corpora
+from dualform.datasets import library, tokens
+from dualform.datasets.corpus import Corpus
+from dualform.experiments.language.answers import ask
+from dualform.experiments.language.plan import Experiment, Query, Settings, recipe_for
+from dualform.experiments.language.quality import measure
+from dualform.experiments.language.results import Findings, document, sections
+from dualform.experiments.language.training import Recipe, perplexity, train
+from dualform.experiments.outcome import Outcome, Stage, silent, write
+from dualform.experiments.room import RUNS
+from dualform.text import Text
+
+_MOST = 4 << 30  # bytes for the keys of every visit, beyond which they are summed up
+
+_TOKENS = {"characters": tokens.characters, "words": tokens.words}
+
+
+def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stage = silent) -> Outcome:
+    """Train, record, ask; write the results into `out`, and leave the run beside them."""
+    corpus = _load(settings, stage)
+    text, test = _TOKENS[experiment.level](corpus)
+    recipe = recipe_for(experiment, settings)
+    queries = _queries(experiment, settings, text)
+    merge = _bytes(recipe) > _MOST if settings.merge is None else settings.merge
+    path = out / RUNS / experiment.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with stage("training", recipe.steps) as done:
+        trained = train(text, recipe, path, seed=settings.seed, merge=merge, progress=done)
+    memory, began = dualform.load(path), perf_counter()
+    with stage("asking", len(queries)) as done:
+        answers = []
+        for number, query in enumerate(queries):
+            answers.append(ask(memory, trained.model, text, query.prompt))
+            done(number)
+    asked = perf_counter()
+    with stage("measuring how good the answers are", 1):
+        quality = measure(memory, trained.model, text, test, settings.seed)
+    seconds = {"training": trained.seconds, "asking": asked - began, "measuring": perf_counter() - asked}
+    facts = memory.summary()
+    found = Findings(
+        experiment, corpus, text, recipe, merge, seconds, trained.perplexity, perplexity(trained.model, test),
+        facts["worst_residual"], facts["bytes"], quality, queries, answers,
+    )  # fmt: skip
+    return write(out, found.title, document(found), sections(found))
+
+
+def _load(settings: Settings, stage: Stage) -> Corpus:
+    if settings.text is not None:
+        return corpora.from_file(settings.text)
+    with stage(f"loading {settings.dataset}", 100) as done:
+        return library.load(
+            settings.dataset, settings.data, lambda file, so_far, total: done(100 * so_far // (total or so_far) - 1)
+        )
+
+
+def _queries(experiment: Experiment, settings: Settings, text: Text) -> list[Query]:
+    """The user's prompts, the paper's, or for a text of the user's own, pieces of it. All have to be readable."""
+    known = {} if settings.text else experiment.queries
+    queries = [Query(prompt) for prompt in settings.prompts] or list(known.get(settings.dataset, ()))
+    for query in queries:
+        tokens.encode_prompt(query.prompt, text)  # a wrong prompt is to be known before the training, not after it
+    return queries or [Query(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
+
+
+def _piece(text: Text, share: float) -> str:
+    """Some tokens of the training text."""
+    start = int(share * len(text))
+    return text.shown(start, start + (8 if text.separator else 40))
+
+
+def _bytes(recipe: Recipe) -> int:
+    """What the keys of every visit take in half precision."""
+    return 2 * (recipe.embedding + recipe.hidden) * recipe.batch * recipe.span * recipe.steps

@@ -1,0 +1,122 @@
+"""Training a language model by truncated back-propagation, recorded, every token tagged with its position.
+
+The training text is cut into as many streams as there are rows in a batch. Each step reads the next stretch
+of every stream, with the state the one before it ended in; a new epoch begins with an empty state.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import dualform
+from dualform.experiments.language.network import FACTORY, LAYER, LanguageModel, State
+from dualform.experiments.loops import seeded
+from dualform.text import Text
+
+TEXT = "text.json"  # beside the run's own files: what positions stand for
+Progress = Callable[[int, str], None]  # a finished step, and a note on how it goes
+
+_NOTED = 20  # steps a noted perplexity is the mean of
+_ROWS, _SPAN = 16, 200  # in which a test text is read
+_BETA = 0.95  # of the running mean that is shown while training
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a language model is trained."""
+
+    embedding: int
+    hidden: int
+    dropout: float
+    lr: float
+    clip: float
+    batch: int
+    span: int  # tokens of a stream in one step: how far errors are propagated back
+    steps: int
+
+    def network(self, vocabulary: int) -> LanguageModel:
+        return LanguageModel(**self.sizes(vocabulary))  # type: ignore[arg-type]
+
+    def sizes(self, vocabulary: int) -> dict[str, int | float]:
+        return {
+            "vocabulary": vocabulary, "embedding": self.embedding, "hidden": self.hidden, "dropout": self.dropout,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained model, and how its training went."""
+
+    model: LanguageModel
+    perplexity: list[tuple[int, float]]  # on the training text, as it was read: step, mean over the steps before
+    seconds: float
+
+
+def train(
+    text: Text, recipe: Recipe, path: Path, *, seed: int, merge: bool, progress: Progress = lambda step, note: None
+) -> Trained:
+    """Train on a text and record the keys of the LSTM to `path`: every visit, or summed over visits."""
+    model = seeded(lambda: recipe.network(len(text.vocabulary)), seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
+    about = {"model": FACTORY, "arguments": recipe.sizes(len(text.vocabulary)), "text": TEXT}
+    options = {"merge": "position"} if merge else {"values": False}
+    noted, recent, shown = [], [], None
+    began = perf_counter()
+    with (
+        torch.random.fork_rng(devices=[]),  # dropout draws from the global generator
+        dualform.record(model, optimizer, path, layers=LAYER, about=about, **options) as recorder,
+    ):
+        torch.manual_seed(seed)
+        state: State | None = None
+        for step, (tokens, targets, positions) in enumerate(stretches(text, recipe)):
+            recorder.tag(position=positions)
+            logits, state = model(tokens, None if positions[0, 0] == 0 else state)
+            loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            state = (state[0].detach(), state[1].detach())
+            recent.append(loss.item())
+            shown = recent[-1] if shown is None else _BETA * shown + (1 - _BETA) * recent[-1]
+            if len(recent) == _NOTED or step == recipe.steps - 1:
+                noted.append((step + 1, math.exp(sum(recent) / len(recent))))
+                recent.clear()
+            progress(step, f"perplexity {math.exp(shown):,.1f}")
+    text.save(path / TEXT)
+    return Trained(model, noted, perf_counter() - began)
+
+
+def stretches(text: Text, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """For each step: tokens, the tokens that follow them, their positions; all (batch, span)."""
+    ids = torch.from_numpy(text.ids)
+    batch = max(1, min(recipe.batch, (len(text) - 1) // (recipe.span + 1)))  # a short text has fewer streams
+    length = (len(text) - 1) // batch
+    span = min(recipe.span, length)
+    starts = torch.arange(batch)[:, None] * length  # (batch, 1)
+    per_epoch = length // span
+    for step in range(recipe.steps):
+        positions = starts + step % per_epoch * span + torch.arange(span)  # (batch, span)
+        yield ids[positions], ids[positions + 1], positions
+
+
+def perplexity(model: LanguageModel, text: Text) -> float:
+    """Of a text that was not trained on, read in several streams at once."""
+    ids = torch.from_numpy(text.ids)
+    rows = max(1, min(_ROWS, (len(text) - 1) // _SPAN))
+    length = (len(text) - 1) // rows
+    inputs, targets = (ids[first : first + rows * length].view(rows, length) for first in (0, 1))
+    total, state = 0.0, None
+    model.eval()
+    with torch.no_grad():
+        for first in range(0, length, _SPAN):
+            logits, state = model(inputs[:, first : first + _SPAN], state)
+            wanted = targets[:, first : first + _SPAN]
+            total += float(F.cross_entropy(logits.flatten(end_dim=1), wanted.flatten(), reduction="sum"))
+    return math.exp(total / targets.numel())
