@@ -61,10 +61,10 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
             continue
         if name not in run.tags:
             raise UnknownName("tag", name, [*run.tags, "step", "slot"])
-        known = np.unique(np.concatenate([distinct(run, layer, name) for layer in run.layers]))
+        known = set().union(*(distinct(run, layer, name).tolist() for layer in run.layers))
         for value in listed:
             if value not in known:
-                raise UnknownName(f"value of tag {name!r}:", value, known.tolist())
+                raise UnknownName(f"value of tag {name!r}:", value, sorted(known))
     return Condition(values, inverted)
 
 
