@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.query.groups import Grouping, size
-from dualform.query.keys import group_sums
+from dualform.query.keys import add_by_group
 from dualform.query.scan import Block
 
 Array = NDArray[Any]
@@ -110,7 +110,7 @@ class TotalFold:
         weights = scores.weights(self._absolute)
         if self._factors:
             weights = weights * self._factors(block).to(weights.dtype)[:, None]
-        self.totals += group_sums(weights, codes, len(self.visits))
+        add_by_group(self.totals, weights, codes)
         np.add.at(self.visits, codes, block.visits)
         np.minimum.at(self.first_slot, codes, block.slots)
 
@@ -125,5 +125,5 @@ class KeySumFold:
 
     def add(self, block: Block, scores: Scores) -> None:
         factors = self._factors(block) if self._factors else None
-        self.sums += block.keys.sums(self._grouping.codes(block), len(self.sums), factors)
+        block.keys.add_to(self.sums, self._grouping.codes(block), factors)
         self.nonnegative = self.nonnegative and block.keys.nonnegative

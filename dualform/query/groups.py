@@ -1,6 +1,7 @@
 """Slots by group: by the values of one or more tags, or by stretches of training time."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -60,22 +61,38 @@ class ByTags:
             columns[name] = self.categories[name][code]
         return dict(reversed(columns.items()))
 
+    @cached_property
+    def _places(self) -> "dict[str, _Places]":
+        return {name: _Places(known) for name, known in self.categories.items()}
+
+    @cached_property
+    def _groups(self) -> "_Places":
+        return _Places(self.combined)
+
     def codes(self, block: Block) -> NDArray[np.int64]:
-        whole = self._combine({name: block.tag(name) for name in self.categories})
-        return _places(self.combined, whole)
+        return self._groups.of(self._combine({name: block.tag(name) for name in self.categories}))
 
     def _combine(self, columns: dict[str, Array]) -> NDArray[np.int64]:
         code = np.zeros(1, dtype=np.int64)
         for name, known in self.categories.items():
-            code = code * len(known) + _places(known, columns[name])
+            code = code * len(known) + self._places[name].of(columns[name])
         return code
 
 
-def _places(known: Array, column: Array) -> NDArray[np.int64]:
-    """Where each value is among the sorted known ones; if those are whole numbers without a gap, by subtraction."""
-    if known.dtype.kind == "i" and len(known) and int(known[-1]) - int(known[0]) == len(known) - 1:
-        return column.astype(np.int64) - int(known[0])
-    return np.searchsorted(known, column)
+class _Places:
+    """Where values are among sorted known ones; of whole numbers that are close together, by a table."""
+
+    def __init__(self, known: Array) -> None:
+        self._known, self._table = known, None
+        if known.dtype.kind == "i" and len(known) and int(known[-1]) - int(known[0]) < 4 * len(known):
+            self._table = np.zeros(int(known[-1]) - int(known[0]) + 1, dtype=np.int64)
+            self._table[known - known[0]] = np.arange(len(known))
+
+    def of(self, values: Array) -> NDArray[np.int64]:
+        if self._table is None:
+            return np.searchsorted(self._known, values)
+        found: NDArray[np.int64] = self._table[values - int(self._known[0])]
+        return found
 
 
 @dataclass(frozen=True, eq=False)

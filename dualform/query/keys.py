@@ -31,8 +31,8 @@ class Keys(Protocol):
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         """(d_out, columns)"""
 
-    def sums(self, codes: NDArray[np.int64], groups: int, factors: Tensor | None) -> Tensor:
-        """The sum of the keys of each group, each key times its factor: (groups, d_in) in float64."""
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
+        """Add each key, times its factor, to the sum of its group: (groups, d_in) in float64."""
 
 
 class DenseKeys:
@@ -51,9 +51,9 @@ class DenseKeys:
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         return attention_matrix(self._rows[:, columns], values)
 
-    def sums(self, codes: NDArray[np.int64], groups: int, factors: Tensor | None) -> Tensor:
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         rows = self._rows if factors is None else self._rows * factors.to(self._rows.dtype)[:, None]
-        return group_sums(rows, codes, groups)
+        add_by_group(sums, rows, codes)
 
 
 class OneHotKeys:
@@ -71,18 +71,18 @@ class OneHotKeys:
         rows = torch.zeros(self._d_in, values.shape[1], dtype=values.dtype)
         return rows.index_add_(0, self._index, values).mT
 
-    def sums(self, codes: NDArray[np.int64], groups: int, factors: Tensor | None) -> Tensor:
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         cell = torch.from_numpy(codes) * self._d_in + self._index
         counted = torch.ones(len(cell), dtype=torch.float64) if factors is None else factors.double()
-        flat = torch.zeros(groups * self._d_in, dtype=torch.float64).index_add_(0, cell, counted)
-        return flat.view(groups, self._d_in)
+        sums.view(-1).index_add_(0, cell, counted)
 
 
-def group_sums(rows: Tensor, codes: NDArray[np.int64], groups: int) -> Tensor:
-    """Sums of the rows of each group: (groups, d), in float64."""
+def add_by_group(sums: Tensor, rows: Tensor, codes: NDArray[np.int64]) -> None:
+    """Add each row to the sum of its group: (groups, d), in float64."""
     index = torch.from_numpy(codes)
-    if groups <= 256:  # one product with the groups' indicators is quicker than scattered adding
-        indicator = torch.zeros(groups, len(codes), dtype=rows.dtype)
+    if len(sums) <= 256:  # one product with the groups' indicators is quicker than scattered adding
+        indicator = torch.zeros(len(sums), len(codes), dtype=rows.dtype)
         indicator[index, torch.arange(len(codes))] = 1
-        return (indicator @ rows).double()
-    return torch.zeros(groups, rows.shape[1], dtype=torch.float64).index_add_(0, index, rows.double())
+        sums += (indicator @ rows).double()
+    else:
+        sums.index_add_(0, index, rows.double())

@@ -19,7 +19,7 @@ from dualform.store.packing import unpack
 
 Array = NDArray[Any]
 
-_BLOCK_NUMBERS = 1 << 22  # keys and values of a block together: 16 MB in float32
+_BLOCK_NUMBERS = 1 << 21  # keys and values of a block together: 8 MB in float32
 
 
 def wide(run: Run) -> torch.dtype:
@@ -65,7 +65,8 @@ class Slots:
 
     def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
         """The slots of a selection, from step `since` on."""
-        size = max(1, _BLOCK_NUMBERS // (self.layer.key_width + self.layer.d_out))
+        values = self.layer.d_out if self.run.manifest.storage.values else 0
+        size = max(1, _BLOCK_NUMBERS // (self.layer.key_width + values))
         for number, shard in enumerate(self._key_shards):
             if shard.info.last_step <= since or shard.info.first_step >= selection.until:
                 continue

@@ -74,7 +74,7 @@ def _scaling(sizes: NDArray[np.float32]) -> tuple[Exponents, NDArray[np.float32]
 def unpack(rows: Tensor, exponent: Exponents | None, dtype: torch.dtype) -> Tensor:
     """The inverse, in `dtype` (float32 or float64)."""
     wide = rows.to(dtype)
-    if exponent is None:
+    if exponent is None or not exponent.any():  # rows of ordinary size are as they were
         return wide
     return wide.mul_(torch.from_numpy(_power_of_two(exponent))[:, None])
 
