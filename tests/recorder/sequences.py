@@ -12,14 +12,24 @@ from dualform.nn import LSTM
 VOCABULARY, WIDTH, HIDDEN = 7, 3, 4
 
 
-class Model(nn.Module):
-    """Two LSTM layers between an embedding and a decoder."""
+@dataclass(frozen=True)
+class Shape:
+    """Of a model: how its sequences lie, and what its layers have."""
 
-    def __init__(self, batch_first: bool, padding: int | None = None) -> None:
+    batch_first: bool = True
+    padding: int | None = None
+    layers: int = 2
+    bias: bool = True
+
+
+class Model(nn.Module):
+    """LSTM layers between an embedding and a decoder."""
+
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=padding)
-        self.lstm = LSTM(WIDTH, HIDDEN, num_layers=2, batch_first=batch_first)
-        self.decoder = nn.Linear(HIDDEN, VOCABULARY)
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH, padding_idx=shape.padding)
+        self.lstm = LSTM(WIDTH, HIDDEN, shape.layers, bias=shape.bias, batch_first=shape.batch_first)
+        self.decoder = nn.Linear(HIDDEN, VOCABULARY, bias=shape.bias)
         self.double()
 
     def forward(self, tokens: Tensor, state: Any = None) -> Any:
@@ -37,70 +47,67 @@ class Slots:
 
 
 class Unrolled:
-    """The model by hand: every gate of every token is a tensor of its own, whose gradient autograd keeps."""
+    """The model by hand: every output of every token is a tensor of its own, whose gradient autograd tells."""
 
-    def __init__(self, model: Model) -> None:
-        self.parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-        self.initial = {name: p.detach().clone() for name, p in self.parameters.items()}
-        self.padding = model.embedding.padding_idx
-        self.slots = {name: Slots() for name in ("embedding", "lstm.l0", "lstm.l1", "decoder")}
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self.slots = {name: Slots() for name in ("embedding", *(f"lstm.l{i}" for i in range(shape.layers)), "decoder")}
 
-    def step(self, rows: tuple[Tensor, Tensor, Tensor], state: Any, lr: float) -> Any:
-        """One step of plain SGD on tokens, targets and positions, (time, batch) each; the state it ended in."""
+    def gradients(self, model: Model, rows: tuple[Tensor, Tensor, Tensor], state: Any) -> dict[str, dict[int, Tensor]]:
+        """Of the mean loss over tokens, targets, positions, (time, batch) each: parameter -> position -> gradient."""
         tokens, targets, positions = rows
-        seen: list[tuple[str, Tensor, Tensor, int]] = []  # layer, key, output, position
-        p, losses = self.parameters, []
-        hidden, cell = state if state is not None else (torch.zeros(2, 2, tokens.shape[1], HIDDEN).double())
-        hidden, cell = [list(one.unbind()) for one in (hidden, cell)]  # layer -> (batch, hidden)
+        parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        seen: list[tuple[str, Tensor, Tensor, Tensor]] = []  # layer, keys, outputs, positions; a row for each stream
+        logits = self._run(parameters, tokens, positions, state, seen)
+        loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
+        errors = torch.autograd.grad(loss, [output for _, _, output, _ in seen])
+        found: dict[str, dict[int, Tensor]] = {name: {} for name in parameters}
+        for (layer, keys, _, at), error in zip(seen, errors, strict=True):
+            for key, value, position in zip(keys, error, at.tolist(), strict=True):
+                self._add(found, layer, key.detach(), value, position)
+        return found
+
+    def _run(self, p: dict[str, Tensor], tokens: Tensor, positions: Tensor, state: Any, seen: list[Any]) -> Tensor:
+        """Logits (time, batch, vocabulary), every linear map noted."""
+        zeros = torch.zeros(self._shape.layers, tokens.shape[1], HIDDEN).double()
+        hidden, cell = ([*one.unbind()] for one in (state or (zeros, zeros)))  # layer -> (batch, hidden)
+        logits = []
         for time, batch in enumerate(tokens):
             key = F.one_hot(batch, VOCABULARY).double()
             inputs = key @ p["embedding.weight"]
-            self._see(seen, "embedding", key, inputs, positions[time])
-            for layer in range(2):
-                key = torch.cat([inputs, hidden[layer]], dim=1)
-                weight = torch.cat([p[f"lstm.weight_ih_l{layer}"], p[f"lstm.weight_hh_l{layer}"]], dim=1)
-                gates = key @ weight.mT + p[f"lstm.bias_ih_l{layer}"] + p[f"lstm.bias_hh_l{layer}"]
-                self._see(seen, f"lstm.l{layer}", key, gates, positions[time])
-                i, f, g, o = gates.chunk(4, dim=1)
-                cell[layer] = f.sigmoid() * cell[layer] + i.sigmoid() * g.tanh()
-                inputs = hidden[layer] = o.sigmoid() * cell[layer].tanh()
-            logits = inputs @ p["decoder.weight"].mT + p["decoder.bias"]
-            self._see(seen, "decoder", inputs, logits, positions[time])
-            losses.append(F.cross_entropy(logits, targets[time], reduction="sum"))
-        loss = torch.stack(losses).sum() / tokens.numel()
-        gradients = torch.autograd.grad(loss, list(p.values()), retain_graph=True)
-        errors = torch.autograd.grad(loss, [output for _, _, output, _ in seen])
-        self._keep(seen, errors)
-        with torch.no_grad():
-            for (name, parameter), gradient in zip(p.items(), gradients, strict=True):
-                if name == "embedding.weight" and self.padding is not None:
-                    gradient[self.padding] = 0
-                parameter -= lr * gradient
-        return torch.stack(hidden).detach(), torch.stack(cell).detach()
+            seen.append(("embedding", key, inputs, positions[time]))
+            for i in range(self._shape.layers):
+                key = torch.cat([inputs, hidden[i]], dim=1)
+                gates = key @ torch.cat([p[f"lstm.weight_ih_l{i}"], p[f"lstm.weight_hh_l{i}"]], dim=1).mT
+                if self._shape.bias:
+                    gates = gates + p[f"lstm.bias_ih_l{i}"] + p[f"lstm.bias_hh_l{i}"]
+                seen.append((f"lstm.l{i}", key, gates, positions[time]))
+                enter, forget, new, leave = gates.chunk(4, dim=1)
+                cell[i] = forget.sigmoid() * cell[i] + enter.sigmoid() * new.tanh()
+                inputs = hidden[i] = leave.sigmoid() * cell[i].tanh()
+            output = inputs @ p["decoder.weight"].mT
+            if self._shape.bias:
+                output = output + p["decoder.bias"]
+            seen.append(("decoder", inputs, output, positions[time]))
+            logits.append(output)
+        return torch.stack(logits)
 
-    @staticmethod
-    def _see(seen: list[Any], layer: str, key: Tensor, output: Tensor, positions: Tensor) -> None:
-        seen.append((layer, key.detach(), output, positions))
-
-    def _keep(self, seen: list[Any], errors: tuple[Tensor, ...]) -> None:
-        for (layer, keys, _, positions), error in zip(seen, errors, strict=True):
-            for key, value, position in zip(keys, error, positions.tolist(), strict=True):
-                padded = layer == "embedding" and self.padding is not None and bool(key[self.padding])
-                self.slots[layer].keys.append(key)
-                self.slots[layer].values.append(torch.zeros_like(value) if padded else value)
-                self.slots[layer].positions.append(position)
-
-    def initial_of(self, layer: str) -> dict[str, Tensor]:
-        """A layer's parameters as they were at the beginning."""
-        if not layer.startswith("lstm."):
-            return {name: p for name, p in self.initial.items() if name.startswith(layer)}
-        return {name: p for name, p in self.initial.items() if name.endswith(layer.rpartition(".")[2])}
-
-    def map(self, layer: str, lr: float, wanted: set[int]) -> Tensor:
-        """The change of a layer's map by the tokens at some positions: (d_out, d_in)."""
+    def _add(self, found: dict[str, Any], layer: str, key: Tensor, value: Tensor, position: int) -> None:
+        """One token's share of a layer's gradients; torch leaves the padding out of an embedding's."""
+        if layer == "embedding" and self._shape.padding is not None and key[self._shape.padding]:
+            value = torch.zeros_like(value)
         slots = self.slots[layer]
-        total = torch.zeros(len(slots.values[0]), len(slots.keys[0])).double()
-        for key, value, position in zip(slots.keys, slots.values, slots.positions, strict=True):
-            if position in wanted:
-                total -= lr * torch.outer(value, key)
-        return total
+        slots.keys.append(key)
+        slots.values.append(value)
+        slots.positions.append(position)
+        outer, number = torch.outer(value, key), layer[-1]
+        shares = {
+            "embedding": {"embedding.weight": outer.T},
+            "decoder": {"decoder.weight": outer, "decoder.bias": value},
+        }.get(layer) or {
+            f"lstm.weight_ih_l{number}": outer[:, :-HIDDEN], f"lstm.weight_hh_l{number}": outer[:, -HIDDEN:],
+            f"lstm.bias_ih_l{number}": value, f"lstm.bias_hh_l{number}": value,
+        }  # fmt: skip
+        for name, share in shares.items():
+            if name in found:
+                found[name][position] = found[name].get(position, 0) + share

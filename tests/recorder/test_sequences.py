@@ -1,82 +1,111 @@
 """Language models: embeddings, LSTMs and decoders, token by token, with the state carried from step to step."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import dualform
 from dualform.errors import NotRecorded, RecordingError, UnexplainedGradient
+from tests.dense import DenseSGD
 from tests.recorder.loops import assert_exact, record, sgd
-from tests.recorder.sequences import HIDDEN, VOCABULARY, WIDTH, Model, Unrolled
+from tests.recorder.sequences import HIDDEN, VOCABULARY, WIDTH, Model, Shape, Slots, Unrolled
 
-LR, SPAN, BATCH, STEPS = 0.3, 5, 3, 4
+SPAN, BATCH, STEPS = 5, 3, 4
 
 
-def stretches(text: Tensor) -> Any:
-    """Tokens, targets and positions of each step, (time, batch): streams that are read on."""
+@dataclass(frozen=True)
+class Trained:
+    """A recorded model, and everything there is to compare it with."""
+
+    model: Model
+    slots: dict[str, Slots]
+    reference: DenseSGD
+    states: list[dict[str, Tensor]]  # after 0, 1, ... steps
+
+
+def stretches(text: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Tokens, targets and positions of each step, (time, batch): streams that are read on, in two epochs."""
     length = (len(text) - 1) // BATCH
     for step in range(STEPS):
         positions = torch.arange(SPAN)[:, None] + step % 2 * SPAN + torch.arange(BATCH) * length
         yield text[positions], text[positions + 1], positions
 
 
-def train(path: Path, batch_first: bool, padding: int | None = None, **options: Any) -> tuple[Model, Unrolled]:
-    """The model, recorded, and its unrolled twin beside it."""
+def train(path: Path, shape: Shape = Shape(), clip: float = 1e6, **options: Any) -> Trained:  # noqa: B008
+    """The model, recorded, and beside it the dense reference, fed with gradients token by token."""
+    sgd_options = {name: options.pop(name) for name in ("lr", "momentum", "weight_decay") if name in options}
     text = torch.randint(VOCABULARY, (2 * SPAN * BATCH + BATCH + 1,))
-    model = Model(batch_first, padding)
-    twin = Unrolled(model)
-    optimizer = sgd(model, lr=LR, momentum=0.0)
-    state = twin_state = None
+    model, twin = Model(shape), Unrolled(shape)
+    optimizer = sgd(model, **{"lr": 0.3, "momentum": 0.0, **sgd_options})
+    trained = Trained(model, twin.slots, DenseSGD(model), [copy_of(model)])
+    groups = dict.fromkeys(dict(model.named_parameters()), optimizer.param_groups[0])
+    state = None
     with record(model, optimizer, path, **options) as recorder:
         for rows in stretches(text):
-            tokens, targets, positions = (one.T if batch_first else one for one in rows)
+            gradients = twin.gradients(model, rows, state)
+            tokens, targets, positions = (one.T if shape.batch_first else one for one in rows)
             recorder.tag(position=positions)
             logits, state = model(tokens, state)
             optimizer.zero_grad()
             F.cross_entropy(logits.flatten(end_dim=1), targets.flatten()).backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), clip)
+            factor = min(1.0, clip / (float(norm) + 1e-6))
+            scaled = {name: {at: factor * g for at, g in by_tag.items()} for name, by_tag in gradients.items()}
+            trained.reference.step(scaled, groups)
             optimizer.step()
-            state = tuple(one.detach() for one in state)
-            twin_state = twin.step(rows, twin_state, LR)
-    return model, twin
+            trained.states.append(copy_of(model))
+            state = tuple(one.detach() for one in state)  # truncated back-propagation
+    return trained
 
 
-def map_of(layer: str, weights: dict[str, Tensor]) -> Tensor:
-    """A layer's parameters as the one matrix (d_out, d_in) they are."""
-    if layer == "embedding":
-        return weights["embedding.weight"].mT
-    named = [w for name, w in weights.items() if w.dim() == 2]
-    return torch.cat(named, dim=1)
+def copy_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("batch_first", [False, True])
-@pytest.mark.parametrize("padding", [None, 2])
-def test_every_layer_is_its_initial_part_and_its_tokens(tmp_path: Path, batch_first: bool, padding: int | None) -> None:
-    model, twin = train(tmp_path / "run", batch_first, padding)
-    memory = assert_exact(tmp_path / "run", model, STEPS)
-    assert memory.layers == ["embedding", "lstm.l0", "lstm.l1", "decoder"]
-    assert memory.unrecorded == []
-    for name, parameter in model.named_parameters():
-        assert_close(parameter.detach(), twin.parameters[name].detach(), rtol=1e-9, atol=1e-12)
-    chosen = {0, 1, 7, 12}
-    for layer in memory.layers:
-        for view, wanted in ((memory, set(range(99))), (memory.where(position=sorted(chosen)), chosen)):
-            change = map_of(layer, view.weights(layer)) - map_of(layer, twin.initial_of(layer))
-            assert_close(change, twin.map(layer, LR, wanted), rtol=1e-9, atol=1e-12)
+shapes = st.builds(
+    Shape, batch_first=st.booleans(), padding=st.sampled_from([None, 2]), layers=st.integers(1, 2), bias=st.booleans()
+)
+
+
+@given(
+    shapes, st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.01]), st.sampled_from([0.01, 1e6]), st.integers(0, 999)
+)
+def test_every_layer_is_its_initial_part_and_its_tokens(
+    shape: Shape, momentum: float, weight_decay: float, clip: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    with TemporaryDirectory() as path:
+        trained = train(Path(path) / "run", shape, clip, momentum=momentum, weight_decay=weight_decay)
+        memory = assert_exact(Path(path) / "run", trained.model, STEPS)
+        assert memory.unrecorded == []
+        for layer in memory.layers:
+            for name, weight in memory.weights(layer).items():
+                assert_close(weight, trained.reference.weight(name), rtol=1e-9, atol=1e-9)
+            for name, weight in memory.where(position=7).weights(layer).items():
+                assert_close(weight, trained.reference.weight(name, 7), rtol=1e-9, atol=1e-9)
+            for name, weight in memory.until(2).weights(layer).items():
+                assert_close(weight, trained.states[2][name], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_spotlights_of_tokens(tmp_path: Path, batch_first: bool) -> None:
-    model, twin = train(tmp_path / "run", batch_first)
-    memory = dualform.load(tmp_path / "run")
+    trained = train(tmp_path / "run", Shape(batch_first))
+    memory, model = dualform.load(tmp_path / "run"), trained.model
+    assert memory.layers == ["embedding", "lstm.l0", "lstm.l1", "decoder"]
     prompt = torch.randint(VOCABULARY, (1, 6) if batch_first else (6, 1))
     spotlight = memory.attend(model, prompt)
     for layer in memory.layers:
-        slots, found = twin.slots[layer], spotlight[layer]
+        slots, found = trained.slots[layer], spotlight[layer]
         scores = torch.stack(slots.keys) @ found.queries.mT  # (slots, queries)
         for query in range(6):
             sums = torch.zeros(99).double()
@@ -91,7 +120,7 @@ def test_spotlights_of_tokens(tmp_path: Path, batch_first: bool) -> None:
 
 
 def test_the_last_token_only(tmp_path: Path) -> None:
-    model, _ = train(tmp_path / "run", batch_first=True)
+    model = train(tmp_path / "run").model
     memory = dualform.load(tmp_path / "run")
     prompts = torch.randint(VOCABULARY, (2, 6))
     everything, last = memory.attend(model, prompts), memory.attend(model, prompts, rows=-1)
@@ -100,7 +129,7 @@ def test_the_last_token_only(tmp_path: Path) -> None:
 
 
 def test_time_travel_and_muting(tmp_path: Path) -> None:
-    model, _ = train(tmp_path / "run", batch_first=True)
+    model = train(tmp_path / "run").model
     memory = dualform.load(tmp_path / "run")
     prompt = torch.randint(VOCABULARY, (1, 6))
     with torch.no_grad():
@@ -116,9 +145,9 @@ def memory_positions(memory: dualform.Memory) -> set[int]:
 
 def test_merged_and_full_memories_agree_on_sums(tmp_path: Path) -> None:
     torch.manual_seed(5)
-    model, _ = train(tmp_path / "full", batch_first=True, layers=["lstm.*", "decoder"])
+    model = train(tmp_path / "full", layers=["lstm.*", "decoder"]).model
     torch.manual_seed(5)
-    train(tmp_path / "merged", batch_first=True, layers=["lstm.*", "decoder"], merge="position")
+    train(tmp_path / "merged", layers=["lstm.*", "decoder"], merge="position")
     full, merged = dualform.load(tmp_path / "full"), dualform.load(tmp_path / "merged")
     prompt = torch.randint(VOCABULARY, (2, 6))
     for layer in full.layers:
@@ -131,7 +160,7 @@ def test_merged_and_full_memories_agree_on_sums(tmp_path: Path) -> None:
 
 
 def test_what_a_merged_memory_cannot_answer(tmp_path: Path) -> None:
-    model, _ = train(tmp_path / "run", batch_first=True, layers="lstm.l1", merge="position")
+    model = train(tmp_path / "run", layers="lstm.l1", merge="position").model
     memory = dualform.load(tmp_path / "run")
     layer = memory.attend(model, torch.randint(VOCABULARY, (1, 2)))["lstm.l1"]
     assert "keys summed by position" in str(memory)
@@ -190,7 +219,7 @@ def test_a_layer_whose_rows_were_flattened(tmp_path: Path) -> None:
             output, state = self.lstm(self.embedding(tokens), state)
             return self.decoder(output.flatten(end_dim=1)), state
 
-    model = Flattened(batch_first=True)
+    model = Flattened(Shape())
     optimizer = sgd(model)
     tokens = torch.randint(VOCABULARY, (2, 5))
     with record(model, optimizer, tmp_path / "run") as recorder:
@@ -241,7 +270,7 @@ def test_a_weight_that_is_used_without_its_embedding_shows(tmp_path: Path) -> No
 
 
 def test_a_frozen_part_of_an_lstm_stays_as_it_is(tmp_path: Path) -> None:
-    model = Model(batch_first=True)
+    model = Model(Shape())
     model.lstm.weight_hh_l0.requires_grad_(False)
     model.lstm.bias_ih_l1.requires_grad_(False)
     optimizer = sgd(model)
