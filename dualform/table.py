@@ -42,6 +42,10 @@ class Table:
             mask &= self[name] == value
         return Table({name: column[mask] for name, column in self._columns.items()})
 
+    def without(self, *names: str) -> "Table":
+        """All columns but these: `table.without("step")`."""
+        return Table({name: column for name, column in self._columns.items() if name not in names})
+
     def as_arrays(self) -> dict[str, NDArray[Any]]:
         return dict(self._columns)
 

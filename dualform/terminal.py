@@ -138,6 +138,7 @@ def passages(out: Console, found: "Sequence[Passage]", title: str) -> Grid:
     from dualform.text import caption, to_plain, to_rich
 
     grid = _grid(title)
+    grid.show_header = False
     grid.add_column(justify="right", style="bold")
     grid.add_column(overflow="fold")
     for rank, passage in enumerate(found, start=1):

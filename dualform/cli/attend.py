@@ -59,6 +59,8 @@ def attend(
     if prompt:
         answer_prompts(memory, network, prompt, layer, top or 3, as_json)
         return
+    if not inputs and "text" in memory.about:
+        raise QueryError("this run is of a language model: pass --prompt TEXT, whose last token is asked about")
     rows = read(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]

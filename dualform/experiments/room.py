@@ -27,6 +27,9 @@ def make_room(out: Path, overwrite: bool) -> None:
 
 
 def _holds_results(out: Path) -> bool:
+    """Results, or the run of an experiment that did not come to an end."""
+    if [path.name for path in out.iterdir()] == [RUNS]:
+        return all((run / "manifest.json").is_file() for run in (out / RUNS).iterdir())
     try:
         return "experiment" in json.loads((out / DOCUMENT).read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):

@@ -5,7 +5,7 @@
     to_snippet(found, query)        # one piece of HTML for a page or a notebook
 
 Texts are foreign: control characters are shown by signs, and each form escapes what it would read as its
-own. A space or a line break that is marked is shown as ␣ or ⏎; in the surroundings both are a space.
+own. A space or a line break that is marked is shown as ␣ or ⏎; in the surroundings any of them are one space.
 """
 
 import re
@@ -76,11 +76,16 @@ def caption(passage: Passage) -> str:
 def _pieces(passage: Passage) -> Iterator[tuple[str, Mark | None]]:
     """Tokens with their marks, and separators between them: everything that is shown, safe to be shown."""
     marks = {mark.position: mark for mark in passage.marks}
+    ends_in_space = False
     for position, token in enumerate(passage.tokens, start=passage.start):
-        if position > passage.start:
-            yield _visible(passage.separator), None
         mark = marks.get(position)
-        yield _visible(token, mark is not None), mark
+        separator = passage.separator if position > passage.start else ""
+        for words, marked in ((separator, None), (token, mark)):
+            piece = _visible(words, marked is not None)
+            if ends_in_space and piece.isspace():
+                continue  # line breaks and indentation: one space says as much
+            ends_in_space = piece[-1:].isspace() if piece else ends_in_space
+            yield piece, marked
 
 
 def _visible(words: str, marked: bool = False) -> str:

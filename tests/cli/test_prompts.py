@@ -81,6 +81,12 @@ def test_a_run_without_a_text_says_what_is_missing(run: Path) -> None:
     assert "which text? the run has none" in fails("attend", run, "--model", "models:mlp", "--prompt", "a")
 
 
+def test_a_language_model_is_asked_with_a_prompt(tmp_path: Path, fable: Path) -> None:
+    out = tmp_path / "out"
+    call("reproduce", "charlm", "--text", fable, *QUICK, "--out", out, "--json")
+    assert "pass --prompt" in fails("attend", out / "runs" / "charlm")
+
+
 def test_a_run_of_a_strange_model_is_refused(tmp_path: Path) -> None:
     about = {"model": "dualform.experiments.language.network:LanguageModel", "arguments": {"vocabulary": ["rm"]}}
     assert "not in numbers" in fails("attend", record(tmp_path / "run", about=about), "--prompt", "a")

@@ -31,6 +31,16 @@ def test_results_stay_unless_told(tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["notes.txt"]  # which we did not make
 
 
+def test_a_run_that_was_interrupted_may_go(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "charlm"
+    run.mkdir(parents=True)
+    (run / "manifest.json").touch()
+    with pytest.raises(RunExists, match="--overwrite"):
+        make_room(tmp_path, overwrite=False)
+    make_room(tmp_path, overwrite=True)
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("content", [None, "no json", "[]", "3"])
 def test_anything_else_is_never_touched(tmp_path: Path, content: str | None) -> None:
     (tmp_path / "thesis.tex").touch()

@@ -76,7 +76,7 @@ def ask(
     for name in layers or spotlight:
         merged = memory.merged_by is not None
         tables = spotlight[name].collect(*([summed] if merged else [summed, single]))
-        shown = [passages(text, table, most) for table in tables]
+        shown = [passages(text, table, most) for table in (tables[0].without("step"), *tables[1:])]
         found[name] = LayerAnswer(shown[0], None if merged else shown[1])
     shown_prompt = prompt_passage([text.vocabulary[number] for number in ids.tolist()], text.separator)
     return Answer(shown_prompt, _likeliest(model, tokens, text), found)
