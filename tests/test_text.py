@@ -522,11 +522,11 @@ def test_a_snippet_has_the_query_and_every_passage() -> None:
     assert snippet.startswith("<div")
     assert snippet.count("<li") == 2
     assert "Her <mark" in snippet
-    assert "Tom &amp; Jerry · 2 · 1 visit · step 5" in snippet
+    assert "Tom &amp; Jerry · attention 2 · 1 visit · step 5" in snippet
     assert "1,200 visits" in snippet
     assert set(re.findall(r"<(\w+)", snippet)) == {"div", "p", "ol", "li", "mark", "br", "small"}
 
 
 def test_captions_leave_out_what_is_not_known() -> None:
-    assert caption(Passage(0, 1, ("a",), "", (Mark(0, 0.12345),))) == "0.1235"
-    assert caption(Passage(0, 1, ("a",), "", (Mark(0, -12345.6),), "A\x1b")) == "A␛ · -12,346"
+    assert caption(Passage(0, 1, ("a",), "", (Mark(0, 0.12345),))) == "attention 0.1235"
+    assert caption(Passage(0, 1, ("a",), "", (Mark(0, -12345.6),), "A\x1b")) == "A␛ · attention -12,346"

@@ -62,11 +62,11 @@ def to_snippet(found: Sequence[Passage], query: Passage | None = None) -> str:
 
 
 def caption(passage: Passage) -> str:
-    """Where a passage is and what its best hit is worth: `THE WOLF AND THE LAMB · 1,234 · 5 visits · step 80`."""
+    """Where a passage is and what its best hit is worth: `THE WOLF AND THE LAMB · attention 1,234 · 5 visits`."""
     visits = passage.visits
     facts = (
         None if passage.title is None else _visible(passage.title),
-        _number(passage.score),
+        f"attention {_number(passage.score)}",
         None if visits is None else f"{visits:,} visit{'' if visits == 1 else 's'}",
         None if passage.step is None else f"step {passage.step:,}",
     )
