@@ -4,6 +4,7 @@ Attention is linear, so the attention summed over all visits to a training posit
 however many visits there were. That is all a merged memory can say; single visits and values are not kept.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,34 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.store import Rows
+from dualform.recorder.capture import Pass
+from dualform.store import Layer, Rows
 from dualform.store.packing import pack
 
 Array = NDArray[Any]
+
+
+class Merger:
+    """The sums of all layers. A step is noted layer by layer, and counts when it is complete."""
+
+    def __init__(self, layers: Iterable[Layer], tag: str, dtype: str) -> None:
+        self._tag, self._dtype = tag, dtype
+        self._sums = {layer.name: KeySums(layer.d_in) for layer in layers}
+        self._noted: list[tuple[str, Tensor, Array]] = []  # layer, keys, the tag's value for each
+
+    def note(self, layer: str, passes: Iterable[Pass]) -> None:
+        for capture in (capture for one in passes for capture in one.captures):
+            tags = capture.tags.over(capture.leading, layer)
+            self._noted.append((layer, capture.keys.rows, tags[self._tag]))
+
+    def add_noted(self) -> None:
+        for layer, keys, tag in self._noted:
+            self._sums[layer].add(keys, tag)
+        self._noted.clear()
+
+    def take(self) -> dict[str, Rows]:
+        """All sums as the store takes them; then all begins anew."""
+        return {layer: sums.take(self._tag, self._dtype) for layer, sums in self._sums.items() if len(sums)}
 
 
 class KeySums:
@@ -49,7 +74,7 @@ class KeySums:
             self._visits = np.concatenate([self._visits, np.zeros(room, dtype=np.int64)])
 
     def take(self, tag: str, dtype: str) -> Rows:
-        """The sums as the store takes them, in order of the tag; then all begins anew."""
+        """The sums as rows, in order of the tag; then all begins anew."""
         values = np.array(list(self._row))
         order = np.argsort(values, kind="stable")
         keys, exponent = pack(self._sums[torch.from_numpy(order)], dtype, _empty)

@@ -33,7 +33,7 @@ from dualform.recorder.audit import Look, explain
 from dualform.recorder.capture import Captures, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
 from dualform.recorder.layers import Recorded, plan
-from dualform.recorder.merge import KeySums
+from dualform.recorder.merge import Merger
 from dualform.recorder.probe import Probe
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
@@ -63,7 +63,7 @@ class Recorder:
             layers=tuple(entry.layer for entry in chosen.recorded),
             about=dict(about),
         )
-        self._sums = {entry.layer.name: KeySums(entry.layer.d_in) for entry in chosen.recorded if storage.merge}
+        self._merger = Merger(self._manifest.layers, storage.merge, storage.dtype) if storage.merge else None
         self._writer: RunWriter | None = None
         self._failed: BaseException | None = None
         # Random numbers of its own: recording must not change the user's.
@@ -147,7 +147,7 @@ class Recorder:
             return
         # Weights that moved on without being recorded are not the state after the last recorded step.
         torn = self._stepping or self._failed is not None
-        self._put_sums()
+        self._writer.put(self._merger.take() if self._merger else {})
         state = {} if torn else snapshot(self._model, self._optimizers)
         self._writer.close(state, "complete" if kind is None else kind.__name__)
 
@@ -190,12 +190,14 @@ class Recorder:
             # factors of 0: zeroed before the step, the pass never was in a gradient
             used = [(one, f) for one, f in zip(look.passes.values(), explained.factors, strict=True) if f.any()]
             self._check_tags(one for one, _ in used)
-            if self._storage.merge:
-                self._merge(name, [one for one, _ in used])
+            if self._merger:
+                self._merger.note(name, [one for one, _ in used])
             else:
                 rows[name] = [as_rows(one, name, factors, self._storage) for one, factors in used]
         lines = {name: self._ledger_line(name, stepped) for name in self._idle}
         self._writer.append(StepRecord(lines, residual, rows), self._kinds or {})
+        if self._merger:
+            self._merger.add_noted()
         self.steps += 1
         self._tags = Tags({})
         self._print = self._fingerprint()[1].clone()
@@ -262,27 +264,16 @@ class Recorder:
     # Tags, memory, and the state of the recorder itself
 
     def _pack(self, rows: Tensor, column: str) -> Packed:
-        if self._storage.merge or (not self._storage.values and column.endswith("/values")):
+        if self._merger or (not self._storage.values and column.endswith("/values")):
             return Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
         empty = partial(self._arena.empty, column)
         if not rows.is_floating_point():
             return Packed(empty((len(rows), 1), torch.int32).copy_(rows), None)
         return Packed(*pack(rows, self._storage.dtype, empty, alike=column.endswith("/keys")))
 
-    def _merge(self, layer: str, passes: Iterable[Pass]) -> None:
-        for capture in (capture for one in passes for capture in one.captures):
-            tags = capture.tags.over(capture.leading, layer)
-            self._sums[layer].add(capture.keys.rows, tags[str(self._storage.merge)])
-
-    def _put_sums(self) -> None:
-        assert self._writer is not None
-        for layer, sums in self._sums.items():
-            if len(sums):
-                self._writer.put(layer, sums.take(str(self._storage.merge), self._storage.dtype))
-
     def _seal(self) -> None:
         assert self._writer is not None
-        self._put_sums()
+        self._writer.put(self._merger.take() if self._merger else {})
         give_back = self._arena.hand_over()
         # Passes that wait for another optimiser's step still lie in these blocks.
         done = (lambda: None) if self._captures.waiting else give_back

@@ -60,9 +60,9 @@ class RunWriter:
         self._tags = tags
         self._chapter.append(step)
 
-    def put(self, layer: str, merged: Rows) -> None:
-        """Take the sums of a layer's slots in the steps since the last seal."""
-        self._chapter.merged[layer] = merged
+    def put(self, merged: Mapping[str, Rows]) -> None:
+        """Take the sums of each layer's slots in the steps since the last seal."""
+        self._chapter.merged |= merged
 
     def seal(self, state: State, ended: str | None = None, done: Callable[[], None] = lambda: None) -> None:
         """Hand the chapter over to be written, then call `done`. Waits for the one before it."""
