@@ -8,7 +8,7 @@
 
 A view keeps the coefficients of the full run: `where` and `without` choose among the recorded
 contributions, they do not retrain. The parts of a partition add up to the whole once the initial part
-is counted once. Parameters that were not recorded (norms, embeddings) keep their final values in
+is counted once. Parameters that were not recorded (norms, convolutions) keep their final values in
 `where` and `without`; `until` takes those of the last snapshot before it.
 """
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dualform.store import Column, Manifest
 
 _SMALLEST, _LARGEST = 32 << 20, 256 << 20
+_INDEX = 4  # of a one-hot key
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ def estimate(manifest: Manifest, state: Mapping[str, Column], steps: int, batch:
     exponent = 2 if manifest.storage.dtype == "float16" else 0
     layers = {}
     for layer in manifest.layers:
-        slot = size * layer.d_in + exponent
+        slot = _INDEX if layer.one_hot else size * layer.d_in + exponent
         if manifest.storage.values:
             slot += size * layer.d_out + exponent
         layers[layer.name] = slot * steps * batch

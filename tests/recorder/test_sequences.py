@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import NotRecorded, RecordingError, UnexplainedGradient
@@ -230,6 +231,35 @@ def test_a_layer_whose_rows_were_flattened(tmp_path: Path) -> None:
     query = {"decoder": torch.ones(1, HIDDEN).double()}
     found = memory.attend(query)["decoder"].total(by=("position", "stream"))
     assert found["stream"].tolist() == [0] * 5 + [1] * 5
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_language_model(tmp_path: Path, backend: str) -> None:
+    model = Model(Shape())
+    compiled = torch.compile(model, backend=backend)
+    optimizer = sgd(model)
+    with record(compiled, optimizer, tmp_path / "run") as recorder:  # type: ignore[arg-type]
+        for _ in range(2):
+            recorder.tag(position=torch.arange(10).view(2, 5))
+            optimizer.zero_grad()
+            compiled(torch.randint(VOCABULARY, (2, 5)))[0].square().mean().backward()
+            optimizer.step()
+    assert_exact(tmp_path / "run", model, 2)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs:UserWarning")
+def test_activation_checkpointing(tmp_path: Path) -> None:
+    model = Model(Shape())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            inputs = model.embedding(torch.randint(VOCABULARY, (2, 5)))
+            output, _ = checkpoint(model.lstm, inputs, use_reentrant=False)
+            model.decoder(output).square().mean().backward()
+            optimizer.step()
+    assert_exact(tmp_path / "run", model, 2)
 
 
 def test_a_fused_lstm_is_skipped_with_what_to_do(tmp_path: Path) -> None:
