@@ -66,8 +66,7 @@ def train(
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
     about = {"model": FACTORY, "arguments": recipe.sizes(len(text.vocabulary)), "text": TEXT}
     options = {"merge": "position"} if merge else {"values": False}
-    noted, recent, shown = [], [], None
-    began = perf_counter()
+    meter, began = _Meter(), perf_counter()
     with (
         torch.random.fork_rng(devices=[]),  # dropout draws from the global generator
         dualform.record(model, optimizer, path, layers=LAYER, about=about, **options) as recorder,
@@ -76,21 +75,46 @@ def train(
         state: State | None = None
         for step, (tokens, targets, positions) in enumerate(stretches(text, recipe)):
             recorder.tag(position=positions)
-            logits, state = model(tokens, None if positions[0, 0] == 0 else state)
-            loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-            optimizer.step()
-            state = (state[0].detach(), state[1].detach())
-            recent.append(loss.item())
-            shown = recent[-1] if shown is None else _BETA * shown + (1 - _BETA) * recent[-1]
-            if len(recent) == _NOTED or step == recipe.steps - 1:
-                noted.append((step + 1, math.exp(sum(recent) / len(recent))))
-                recent.clear()
-            progress(step, f"perplexity {math.exp(shown):,.1f}")
+            before = None if positions[0, 0] == 0 else state  # a new epoch
+            loss, state = _learn(model, optimizer, tokens, targets, before, recipe.clip)
+            meter.add(loss)
+            progress(step, f"perplexity {math.exp(meter.running):,.1f}")
     text.save(path / TEXT)
-    return Trained(model, noted, perf_counter() - began)
+    return Trained(model, meter.noted(), perf_counter() - began)
+
+
+def _learn(
+    model: LanguageModel, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor, state: State | None,
+    clip: float,
+) -> tuple[float, State]:  # fmt: skip
+    """One step; the loss, and the state it ended in, through which no error goes back."""
+    logits, (hidden, cell) = model(tokens, state)
+    loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    return loss.item(), (hidden.detach(), cell.detach())
+
+
+class _Meter:
+    """Losses as they come: their running mean for who watches, their means over stretches for the record."""
+
+    def __init__(self) -> None:
+        self._losses: list[float] = []
+        self.running = 0.0
+
+    def add(self, loss: float) -> None:
+        self.running = _BETA * self.running + (1 - _BETA) * loss if self._losses else loss
+        self._losses.append(loss)
+
+    def noted(self) -> list[tuple[int, float]]:
+        """Perplexities, each with the step it ends at."""
+        starts = range(0, len(self._losses), _NOTED)
+        stretches = [self._losses[start : start + _NOTED] for start in starts]
+        return [
+            (start + len(part), math.exp(sum(part) / len(part))) for start, part in zip(starts, stretches, strict=True)
+        ]
 
 
 def stretches(text: Text, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
