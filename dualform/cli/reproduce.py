@@ -94,8 +94,12 @@ def _language(name: str, summary: str) -> Callable[..., None]:
             list[str] | None,
             typer.Option(metavar="TEXT", help="Ask about its last token, instead of the paper's; repeatable."),
         ] = None,
-        hidden: Annotated[int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM.")] = None,
-        steps: Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps.")] = None,
+        hidden: Annotated[
+            int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM; else what suits the text.")
+        ] = None,
+        steps: Annotated[
+            int | None, typer.Option(metavar="N", min=1, help="Training steps; else what suits the text.")
+        ] = None,
         merge: Annotated[
             bool | None,
             typer.Option(
