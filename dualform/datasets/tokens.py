@@ -86,6 +86,14 @@ def encode_prompt(prompt: str, text: Text) -> NDArray[np.int64]:
     return np.array([number[token] for token in tokens], np.int64)
 
 
+def with_unknown(prompt: str, text: Text) -> str:
+    """A prompt with the unknown word in place of words that the training text has not; characters stay."""
+    if _kind(text) == "character":
+        return prompt
+    known = set(text.vocabulary)
+    return " ".join(token if token in known else UNKNOWN_WORD for token in _prompt_tokens(prompt, text))
+
+
 def _split(part: Part, style: Words) -> tuple[list[str], tuple[tuple[int, str], ...]]:
     """The words of a text, and its titles at the numbers of their first words."""
     tokens = _wikitext if style == "wikitext" else _prose

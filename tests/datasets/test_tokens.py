@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dualform.datasets.corpus import Corpus, Part
-from dualform.datasets.tokens import UNKNOWN_CHARACTER, UNKNOWN_WORD, Vocabulary, characters, encode_prompt, words
+from dualform.datasets.tokens import (
+    UNKNOWN_CHARACTER,
+    UNKNOWN_WORD,
+    Vocabulary,
+    characters,
+    encode_prompt,
+    with_unknown,
+    words,
+)
 from dualform.errors import QueryError
 from dualform.text import Text
 
@@ -100,6 +108,13 @@ def test_a_prompt_in_the_tokens_of_a_text(
     ids = encode_prompt(prompt, text)
     assert ids.dtype == np.int64
     assert [text.vocabulary[number] for number in ids] == tokens
+
+
+def test_unknown_words_can_be_written_so() -> None:
+    prose, wiki = words(PROSE)[0], words(WIKI)[0]
+    assert with_unknown("The cat’s end ...", prose) == "The <unk> end ..."
+    assert with_unknown("the , cat <unk>", wiki) == "the , <unk> <unk>"
+    assert with_unknown("a 7", characters(PROSE)[0]) == "a 7"
 
 
 UNFIT: dict[str, tuple[Callable[[Corpus], tuple[Text, Text]], Corpus, str, str]] = {

@@ -43,7 +43,7 @@ EXPERIMENTS = {
         {
             "aesop": (
                 Query(
-                    "Wolf was glad to take\nhimself off as fast as his legs", "2",
+                    "and the Wolf was glad\nto take himself off as fast as his legs", "2",
                     ("running as fast as he could", "eating them as fast as he could", "for him as fast as he could"),
                 ),
                 Query(
@@ -69,16 +69,17 @@ EXPERIMENTS = {
         {
             "wikitext-2": (
                 Query(
-                    "who was by this time famous , particularly for his contribution", "5",
+                    "her painting was printed opposite that of <unk> Tommy Watson , who was by this time famous , "
+                    "particularly for his contribution", "5",
                     ("for his contribution to the film industry", "for his contribution as consultant",
                      "for his contribution to the program"),
                 ),
                 Query(
-                    "Her principal", "6",
+                    "the first large , ocean @-@ going ironclad to <unk> with masts . Her principal", "6",
                     ("Her main battery guns", "Her secondary armament", "Her primary offensive weapon"),
                 ),
                 Query(
-                    "a score of 9 @.@ 4 out of 10 , describing it as", "7",
+                    'IGN \'s Matt <unk> gave " The <unk> " a score of 9 @.@ 4 out of 10 , describing it as', "7",
                     ('describing it as " a genuinely creepy', 'describing it as a " gorgeously sparse',
                      "describing it as \" ' Alien '"),
                 ),

@@ -6,6 +6,7 @@
 The run stays, with the model and the text, so that more prompts can be asked of it later.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -67,11 +68,15 @@ def _load(settings: Settings, stage: Stage) -> Corpus:
 
 def _queries(experiment: Experiment, settings: Settings, text: Text) -> list[Query]:
     """The user's prompts, the paper's, or for a text of the user's own, pieces of it. All have to be readable."""
-    known = {} if settings.text else experiment.queries
-    queries = [Query(prompt) for prompt in settings.prompts] or list(known.get(settings.dataset, ()))
-    for query in queries:
-        tokens.encode_prompt(query.prompt, text)  # a wrong prompt is to be known before the training, not after it
-    return queries or [Query(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
+    for prompt in settings.prompts:
+        tokens.encode_prompt(prompt, text)  # a wrong prompt is to be known before the training, not after it
+    if settings.prompts:
+        return [Query(prompt) for prompt in settings.prompts]
+    if settings.text is None and settings.dataset in experiment.queries:
+        # Without the full data set, some words of the paper's are unknown.
+        known = experiment.queries[settings.dataset]
+        return [replace(query, prompt=tokens.with_unknown(query.prompt, text)) for query in known]
+    return [Query(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
 
 
 def _piece(text: Text, share: float) -> str:
