@@ -32,6 +32,19 @@ def test_the_page_of_results_says_what_its_data_say(name: str) -> None:
         assert f"| {number(leaf['mean'], leaf['std'])} |" in page
 
 
+@pytest.mark.parametrize("name", ["charlm-aesop", "wordlm-wikitext-2", "charlm-topics", "wordlm-topics"])
+def test_the_page_of_language_models_says_what_its_data_say(name: str) -> None:
+    page = (RESULTS / "language.md").read_text(encoding="utf-8")
+    document = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    assert f"| test text | {document['perplexity']['test']:.2f} |" in page
+    for way in ("attention", "embedding", "anywhere"):
+        shares = document["quality"][way]
+        assert f"| {100 * shares['token']:.1f} | {100 * shares['following']:.1f} |" in page
+    for query in document["queries"]:
+        best = query["layers"]["lstm.l0"]["summed"][0]
+        assert f"attention {best['score']:,.0f} · {best['visits']} visits" in page
+
+
 def leaves(value: Any) -> Iterator[dict[str, Any]]:
     if isinstance(value, dict):
         if "mean" in value:

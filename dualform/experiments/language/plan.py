@@ -43,7 +43,7 @@ EXPERIMENTS = {
         {
             "aesop": (
                 Query(
-                    "and the Wolf was glad\nto take himself off as fast as his legs", "2",
+                    "and the Wolf was glad\nto take himself off as fast as h", "2",  # the paper's goes on: is legs
                     ("running as fast as he could", "eating them as fast as he could", "for him as fast as he could"),
                 ),
                 Query(
