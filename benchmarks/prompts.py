@@ -1,0 +1,66 @@
+"""The claim: what a language model attends to after a prompt is told in less than a second.
+
+    dualform reproduce charlm && python -m benchmarks.prompts results/charlm/runs/charlm
+
+Prompts are pieces of the training text itself. Each is answered as `dualform attend --prompt` does it, passages
+included, but without the start of Python; the first one also reads what is kept for all later ones. Beside it
+stands what reading all stored keys once takes, which no full scan can do without.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+
+import dualform
+from dualform.cli.models import make_own
+from dualform.experiments.language.answers import ask
+from dualform.experiments.language.training import TEXT
+from dualform.store import Run
+from dualform.text import Text
+
+_LENGTH = 60  # tokens of a prompt
+
+
+def seconds_to_answer(path: Path, prompts: int) -> list[float]:
+    memory = dualform.load(path)
+    text, model = Text.load(path / TEXT), memory.model(make_own(memory))
+    found = []
+    for start in np.linspace(0, len(text) - _LENGTH, prompts, dtype=int).tolist():
+        prompt, began = text.shown(start, start + _LENGTH), perf_counter()
+        ask(memory, model, text, prompt)
+        found.append(perf_counter() - began)
+    return found
+
+
+def seconds_to_read(path: Path) -> float:
+    """All keys of the run, added up as bytes in 8-byte words."""
+    run = Run(path)
+    keys = [shard[name] for _, shard in run.chapters() for name in shard.names("slots/") if name.endswith("/keys")]
+    began = perf_counter()
+    for one in keys:
+        flat = one.reshape(-1).view(np.uint8)
+        flat[: len(flat) // 8 * 8].view(np.uint64).sum()
+    return perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run of dualform reproduce charlm or wordlm")
+    parser.add_argument("--prompts", type=int, default=9)
+    parser.add_argument("--json", action="store_true", help="one JSON document")
+    options = parser.parse_args()
+    first, *later = seconds_to_answer(options.run, options.prompts)
+    reading = median(seconds_to_read(options.run) for _ in range(3))
+    found = {"first": first, "later": median(later), "reading": reading, "later / reading": median(later) / reading}
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print("seconds:", ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()
