@@ -86,12 +86,13 @@ class _Places:
         self._known, self._table = known, None
         if known.dtype.kind == "i" and len(known) and int(known[-1]) - int(known[0]) < 4 * len(known):
             self._table = np.zeros(int(known[-1]) - int(known[0]) + 1, dtype=np.int64)
-            self._table[known - known[0]] = np.arange(len(known))
+            self._table[known.astype(np.int64) - int(known[0])] = np.arange(len(known))
 
     def of(self, values: Array) -> NDArray[np.int64]:
         if self._table is None:
             return np.searchsorted(self._known, values)
-        found: NDArray[np.int64] = self._table[values - int(self._known[0])]
+        # widened first: a difference may not fit the narrow type of a stored tag
+        found: NDArray[np.int64] = self._table[values.astype(np.int64) - int(self._known[0])]
         return found
 
 

@@ -86,7 +86,7 @@ def _unique(column: Array) -> Array:
         low, high = int(column.min()), int(column.max())
         if high - low < 4 * len(column):
             there = np.zeros(high - low + 1, dtype=bool)
-            there[column - low] = True
+            there[column.astype(np.int64) - low] = True  # a difference may not fit the narrow type of a stored tag
             return np.flatnonzero(there) + low
     return np.unique(column)
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.testing import assert_close
 
 import dualform
 from dualform.errors import NotRecorded
@@ -86,3 +87,18 @@ def test_keys_alone_have_no_values_to_count(tmp_path: Path) -> None:
     slots = Slots(tmp_path / "run", sign=-1.0, values=False)
     with pytest.raises(NotRecorded, match="keys only"):
         slots.memory.attend({"0": torch.randn(1, 4)})["0"].total(valued=True)
+
+
+def test_tags_that_nearly_fill_the_type_they_are_stored_in(tmp_path: Path) -> None:
+    """Labels from -100 to 100 fit into one byte, their differences do not."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    labels, keys = torch.arange(-100, 101), torch.randn(201, 2)
+    with dualform.record(model, optimizer, tmp_path / "run", dtype="float32") as recorder:
+        recorder.tag(label=labels)
+        model(keys).sum().backward()
+        optimizer.step()
+    query = torch.randn(1, 2)
+    table = dualform.load(tmp_path / "run").attend({"": query})[""].total(by="label")
+    assert table["label"].tolist() == labels.tolist()
+    assert_close(torch.from_numpy(table["total"]).float(), (keys @ query[0]))
