@@ -4,7 +4,7 @@
 
 Prompts are pieces of the training text itself. Each is answered as `dualform attend --prompt` does it, passages
 included, but without the start of Python; the first one also reads what is kept for all later ones. Beside it
-stands what reading all stored keys once takes, which no full scan can do without.
+stands what reading all stored bytes once takes, which no full scan can do without.
 """
 
 import argparse
@@ -16,10 +16,9 @@ from time import perf_counter
 import numpy as np
 
 import dualform
-from dualform.cli.models import make_own
 from dualform.experiments.language.answers import ask
+from dualform.experiments.language.network import LanguageModel
 from dualform.experiments.language.training import TEXT
-from dualform.store import Run
 from dualform.text import Text
 
 _LENGTH = 60  # tokens of a prompt
@@ -27,7 +26,7 @@ _LENGTH = 60  # tokens of a prompt
 
 def seconds_to_answer(path: Path, prompts: int) -> list[float]:
     memory = dualform.load(path)
-    text, model = Text.load(path / TEXT), memory.model(make_own(memory))
+    text, model = Text.load(path / TEXT), memory.model(LanguageModel(**memory.about["arguments"]))
     found = []
     for start in np.linspace(0, len(text) - _LENGTH, prompts, dtype=int).tolist():
         prompt, began = text.shown(start, start + _LENGTH), perf_counter()
@@ -37,13 +36,10 @@ def seconds_to_answer(path: Path, prompts: int) -> list[float]:
 
 
 def seconds_to_read(path: Path) -> float:
-    """All keys of the run, added up as bytes in 8-byte words."""
-    run = Run(path)
-    keys = [shard[name] for _, shard in run.chapters() for name in shard.names("slots/") if name.endswith("/keys")]
+    """All bytes of the run, nearly all of them keys, added up in words of eight."""
     began = perf_counter()
-    for one in keys:
-        flat = one.reshape(-1).view(np.uint8)
-        flat[: len(flat) // 8 * 8].view(np.uint64).sum()
+    for file in path.glob("shard-*.safetensors"):
+        np.memmap(file, np.uint64, mode="r", shape=file.stat().st_size // 8).sum()
     return perf_counter() - began
 
 
