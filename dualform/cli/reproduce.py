@@ -13,7 +13,7 @@ from dualform.cli.output import print_json, quiet
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dualform.experiments.outcome import Outcome
+    from dualform.experiments.outcome import Outcome, Stage
 
 reproduce = typer.Typer(
     no_args_is_help=True, help="The paper's experiments, with its numbers beside ours.",
@@ -58,16 +58,11 @@ def _images(name: str, summary: str) -> Callable[..., None]:
         overwrite: Overwrite = False,
         as_json: AsJson = False,
     ) -> None:
-        from dualform import terminal
         from dualform.experiments import reproduce as experiments
         from dualform.experiments.plan import EXPERIMENTS, Settings
-        from dualform.experiments.room import make_room
 
-        place = out or Path("results") / name
-        make_room(place, overwrite)
+        place, screen, stage = _begin(name, out, overwrite, as_json)
         settings = Settings(dataset, data, seeds, steps, keep_run, tuple(index or ()))
-        screen = terminal.console()
-        stage = partial(terminal.progress, quiet(screen, as_json))
         outcome = experiments.reproduce(EXPERIMENTS[name], settings, place, stage)
         _tell(screen, outcome, as_json)
         if not outcome.certified:
@@ -111,16 +106,11 @@ def _language(name: str, summary: str) -> Callable[..., None]:
         overwrite: Overwrite = False,
         as_json: AsJson = False,
     ) -> None:
-        from dualform import terminal
         from dualform.experiments.language.plan import EXPERIMENTS, Settings
         from dualform.experiments.language.reproduce import reproduce as run
-        from dualform.experiments.room import make_room
 
-        place = out or Path("results") / name
-        make_room(place, overwrite)
+        place, screen, stage = _begin(name, out, overwrite, as_json)
         settings = Settings(dataset, data, text, tuple(prompt or ()), hidden, steps, merge)
-        screen = terminal.console()
-        stage = partial(terminal.progress, quiet(screen, as_json))
         _tell(screen, run(EXPERIMENTS[name], settings, place, stage), as_json)
         if not as_json:
             screen.print(f'Ask it more: dualform attend {place / "runs" / name} --prompt "..."')
@@ -139,6 +129,17 @@ for _name, _summary in _LANGUAGE.items():
     reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear'")(
         _language(_name, _summary)
     )
+
+
+def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tuple[Path, Console, Stage]":
+    """Room for the results, where to tell of them, and where progress goes."""
+    from dualform import terminal
+    from dualform.experiments.room import make_room
+
+    place = out or Path("results") / name
+    make_room(place, overwrite)
+    screen = terminal.console()
+    return place, screen, partial(terminal.progress, quiet(screen, as_json))
 
 
 def _tell(out: "Console", outcome: "Outcome", as_json: bool) -> None:
