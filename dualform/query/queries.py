@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError, UnknownName
+from dualform.nn import LSTM
 from dualform.recorder.watch import watch, watched_module
 from dualform.store import Layer, Part, clean_name
 
@@ -21,7 +22,7 @@ def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn
         module = watched_module(modules, layer)
         if module is None:
             raise UnknownName("layer in this model called", name, _layers_like(layer, modules))
-        if layer.kind == "LSTM" and not hasattr(module, "tap"):
+        if layer.kind == "LSTM" and not isinstance(module, LSTM):
             raise QueryError(f"layer {name!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
         for part in layer.parts:
             _check_shape(layer, part, parameters.get(part.parameter))
