@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dualform.datasets.download import Progress
 from dualform.experiments.page import Section, to_html, to_markdown
 from dualform.experiments.room import DOCUMENT, MARKDOWN, PAGE
 
@@ -16,6 +17,11 @@ Stage = Callable[[str, int], AbstractContextManager[Callable[..., None]]]  # wha
 def silent(what: str, steps: int) -> AbstractContextManager[Callable[..., None]]:
     """A stage that nobody watches."""
     return nullcontext(lambda step, note="": None)
+
+
+def per_cent(done: Callable[..., None]) -> Progress:
+    """A stage of a hundred steps, told the bytes of a file that has to be downloaded."""
+    return lambda file, so_far, total: done(100 * so_far // (total or so_far) - 1)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dualform.datasets import catalogue
 from dualform.datasets.images import ImageSet
 from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import choose, named
-from dualform.experiments.outcome import Outcome, Stage, silent, write
+from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
 from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Findings, Network, document
 from dualform.experiments.room import RUNS
@@ -52,9 +52,8 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
 
 
 def _load(name: str, data: Path | None, stage: Stage) -> ImageSet:
-    """Per cent of a file are shown where it has to be downloaded."""
     with stage(f"loading {name}", 100) as done:
-        return catalogue.load(name, data, lambda file, so_far, total: done(100 * so_far // (total or so_far) - 1))
+        return catalogue.load(name, data, per_cent(done))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import QueryError
@@ -82,11 +82,16 @@ def ask(
     return Answer(shown_prompt, _likeliest(model, tokens, text), found)
 
 
-def _likeliest(model: nn.Module, tokens: torch.Tensor, text: Text) -> list[Expected]:
+def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
+    """What a model says of the token after each prompt: (prompts, vocabulary)."""
     model.eval()
     with torch.no_grad():
-        output = model(tokens)
-    logits = output[0] if isinstance(output, tuple) else output  # (1, time, vocabulary)
-    best = torch.softmax(logits[0, -1].float(), dim=0).topk(min(_LIKELIEST, len(text.vocabulary)))
+        output = model(prompts)
+    logits: Tensor = output[0] if isinstance(output, tuple) else output  # (prompts, time, vocabulary)
+    return logits[:, -1].float()
+
+
+def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[Expected]:
+    best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_LIKELIEST, len(text.vocabulary)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [Expected(text.vocabulary[number], probability) for number, probability in pairs]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.experiments.language.answers import POSITION
+from dualform.experiments.language.answers import POSITION, next_logits
 from dualform.experiments.language.network import LAYER, LanguageModel
 from dualform.memory import Memory
 from dualform.text import Text
@@ -48,7 +48,7 @@ def measure(memory: Memory, model: LanguageModel, text: Text, test: Text, seed: 
     """Ask about the ends of random stretches of the test text."""
     prompts = _prompts(test, seed)
     asked = prompts[:, -1].numpy()  # (queries,)
-    expected = _expected(model, prompts)
+    expected: NDArray[np.int64] = next_logits(model, prompts).argmax(dim=1).numpy()
     table = memory.attend(model, prompts, rows=-1)[LAYER].top(TOP, per=POSITION)
     query, position = table["query"], table[POSITION]
     hits, following = text.ids[position] == asked[query], text.ids[position + 1] == expected[query]
@@ -65,15 +65,6 @@ def _prompts(test: Text, seed: int) -> Tensor:
     context = min(_CONTEXT[test.separator], len(test))
     ends = np.random.default_rng(seed).choice(len(test) - context + 1, min(QUERIES, len(test) - context + 1), False)
     return torch.from_numpy(test.ids)[torch.from_numpy(ends)[:, None] + torch.arange(context)]
-
-
-def _expected(model: LanguageModel, prompts: Tensor) -> NDArray[np.int64]:
-    """The token the model holds for the likeliest after each prompt."""
-    model.eval()
-    with torch.no_grad():
-        logits, _ = model(prompts)
-    found: NDArray[np.int64] = logits[:, -1].argmax(dim=1).numpy()
-    return found
 
 
 def _anywhere(text: Text, asked: NDArray[np.int64], expected: NDArray[np.int64]) -> Shares:

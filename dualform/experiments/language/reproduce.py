@@ -19,7 +19,7 @@ from dualform.experiments.language.plan import Experiment, Query, Settings, reci
 from dualform.experiments.language.quality import measure
 from dualform.experiments.language.results import Findings, document, sections
 from dualform.experiments.language.training import Recipe, perplexity, train
-from dualform.experiments.outcome import Outcome, Stage, silent, write
+from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.room import RUNS
 from dualform.text import Text
 
@@ -61,9 +61,7 @@ def _load(settings: Settings, stage: Stage) -> Corpus:
     if settings.text is not None:
         return corpora.from_file(settings.text)
     with stage(f"loading {settings.dataset}", 100) as done:
-        return library.load(
-            settings.dataset, settings.data, lambda file, so_far, total: done(100 * so_far // (total or so_far) - 1)
-        )
+        return library.load(settings.dataset, settings.data, per_cent(done))
 
 
 def _queries(experiment: Experiment, settings: Settings, text: Text) -> list[Query]:
