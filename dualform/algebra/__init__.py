@@ -1,6 +1,7 @@
-"""What optimisers make of gradients: scalars in, coefficients out."""
+"""What optimisers make of gradients: hyper-parameters and moments in, coefficients out."""
 
-from dualform.algebra.rules import RULES, Rule, coefficients, known
-from dualform.algebra.step import Coefficients, Step, adjoint
+from dualform.algebra.rule import Line, Moments, Rule
+from dualform.algebra.rules import RULES, coefficients, known
+from dualform.algebra.step import Adjoint, Coefficients, Step, adjoint
 
-__all__ = ["RULES", "Coefficients", "Rule", "Step", "adjoint", "coefficients", "known"]
+__all__ = ["RULES", "Adjoint", "Coefficients", "Line", "Moments", "Rule", "Step", "adjoint", "coefficients", "known"]

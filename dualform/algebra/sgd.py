@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
 COLUMNS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "fresh")
@@ -21,8 +21,8 @@ def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...
     return (*(float(group[name]) for name in COLUMNS[:-1]), float(fresh))
 
 
-def step(line: Mapping[str, NDArray[np.float64]]) -> Step:
-    """The Step of a ledger line; columns may be arrays over steps, over parameters, or both."""
+def step(line: Line, moments: Moments) -> Step:
+    """The Step of a ledger line; columns may be arrays over steps, over parameters, or both. No moments."""
     lr, mu = line["lr"], line["momentum"]
     moving = mu != 0
     starting = moving & (line["fresh"] != 0)
@@ -35,3 +35,6 @@ def step(line: Mapping[str, NDArray[np.float64]]) -> Step:
         alpha=np.where(moving & ~nesterov, 0.0, lr),
         beta=np.where(nesterov, lr * mu, np.where(moving, lr, 0.0)),
     )
+
+
+RULE = Rule(COLUMNS, read, step, MOMENTUM)

@@ -31,6 +31,11 @@ class Step:
     alpha: Number = 0.0
     beta: Number = 0.0
 
+    def forwards(self, weight: Number, momentum: Number, g: Number) -> tuple[Number, Number]:
+        """W' and m'."""
+        momentum = self.carry * momentum + self.intake * g
+        return self.keep * weight - self.alpha * g - self.beta * momentum, momentum
+
 
 @dataclass(frozen=True)
 class Coefficients:
@@ -41,19 +46,38 @@ class Coefficients:
     gradients: list[Number]
 
 
+class Adjoint:
+    """Follows W_T back through its steps, latest first; `back` tells what a step's gradient is worth."""
+
+    def __init__(self) -> None:
+        self.weight: Number = 1.0  # W_T's share of the W before the steps followed so far
+        self.momentum: Number = 0.0  # and of the momentum before them
+
+    def back(self, step: Step) -> Number:
+        """The coefficient of the gradient of this step, the one before those followed so far."""
+        if not _is_zero(step.beta):
+            self.momentum = self.momentum - self.weight * step.beta
+        gradient: Number = (step.sign * step.intake) * self.momentum
+        if not _is_zero(step.alpha):
+            gradient = gradient - (step.sign * step.alpha) * self.weight
+        self.weight = step.keep * self.weight
+        if not _is_zero(step.decay):
+            self.weight = self.weight + (step.decay / step.sign) * gradient
+        self.momentum = step.carry * self.momentum
+        return gradient
+
+
+def _is_zero(number: Number) -> bool:
+    """Whether a term can be left out: with matrices for the rest, to add nothing is a pass over memory."""
+    return isinstance(number, float) and number == 0.0
+
+
 def adjoint(latest_first: Iterable[Step]) -> Coefficients:
-    """Follow W_T back through the steps, latest first, and collect what each gradient is worth.
+    """All coefficients of a run of steps, where they are few numbers.
 
     >>> adjoint([Step(alpha=0.1)] * 2)
     Coefficients(initial=1.0, momentum=0.0, gradients=[-0.1, -0.1])
     """
-    weight: Number = 1.0  # W_T's share of the W before the steps followed so far
-    momentum: Number = 0.0  # and of the momentum before them
-    gradients: list[Number] = []
-    for step in latest_first:
-        momentum = momentum - weight * step.beta
-        gradient = step.sign * (step.intake * momentum - step.alpha * weight)
-        weight = step.keep * weight + (step.decay / step.sign) * gradient
-        momentum = step.carry * momentum
-        gradients.append(gradient)
-    return Coefficients(weight, momentum, gradients[::-1])
+    run = Adjoint()
+    gradients = [run.back(step) for step in latest_first]
+    return Coefficients(run.weight, run.momentum, gradients[::-1])

@@ -1,0 +1,39 @@
+"""What optimisers that divide elementwise have in common: sign, the two weight decays, running squares."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from dualform.algebra.rule import Line
+
+
+def numbers(group: Mapping[str, Any], names: Sequence[str]) -> tuple[float, ...]:
+    """Hyper-parameters by value, tensors too; an option that an older torch does not have is off."""
+    return tuple(float(group.get(name, False)) for name in names)
+
+
+def count(state: Mapping[str, Any]) -> float:
+    """How many steps the parameter had before this one: torch counts for each parameter."""
+    return float(state.get("step", 0))
+
+
+def sign(line: Line) -> float:
+    return -1.0 if line["maximize"] else 1.0
+
+
+def coupled(line: Line) -> float:
+    """The weight decay that goes through the gradient, and so through the moments."""
+    return 0.0 if line.get("decoupled_weight_decay") else float(line["weight_decay"])
+
+
+def kept(line: Line) -> float:
+    """What the other weight decay leaves of the weights."""
+    return float(1.0 - line["lr"] * line["weight_decay"]) if line.get("decoupled_weight_decay") else 1.0
+
+
+def running_square(before: Tensor | None, gradient: Tensor, share: float) -> Tensor:
+    """share v + (1 - share) g^2, by the operations torch uses."""
+    if before is None:
+        return gradient.square().mul_(1.0 - share)
+    return (before * share).addcmul_(gradient, gradient, value=1.0 - share)

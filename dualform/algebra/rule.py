@@ -1,0 +1,41 @@
+"""What dualform has to know of an optimiser. One file each, and that is all it takes: see docs/adam.md.
+
+RULE = Rule(COLUMNS, read, step, MOMENTUM)                      # linear: SGD
+RULE = Rule(COLUMNS, read, step, MOMENTUM, MOMENTS, advance)    # divides elementwise: Adam and friends
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dualform.algebra.step import Step
+
+Line = Mapping[str, Any]  # a ledger line by column: numbers; for linear optimisers also arrays of them
+Moments = Mapping[str, Tensor]  # entries of torch's optimiser state, shaped like the parameter
+
+
+def _nothing_to_advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
+    return moments
+
+
+@dataclass(frozen=True)
+class Rule:
+    """An optimiser: the names in its ledger lines, the reader that fills them, the step they mean.
+
+    One that divides elementwise has moments. `advance` takes them from before a step to after it, given
+    the signed and decayed gradient g; an entry that is not there yet is zero. `step` is given those after.
+    """
+
+    columns: tuple[str, ...]
+    read: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[float, ...]]
+    step: Callable[[Line, Moments], Step]
+    momentum: str  # the entry of torch's optimiser state that is m of the Step form
+    moments: tuple[str, ...] = ()  # and those that have to be replayed
+    advance: Callable[[Line, Tensor, Moments], Moments] = _nothing_to_advance
+
+    @property
+    def elementwise(self) -> bool:
+        """Coefficients are matrices the shape of the parameter, and not numbers."""
+        return bool(self.moments)

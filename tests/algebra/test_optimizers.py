@@ -1,0 +1,88 @@
+"""Each optimiser's rule against torch's own steps: the adjoint, unrolled, arrives at torch's weights."""
+
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.optim import Optimizer
+
+from dualform.algebra import RULES, Adjoint, Line, Rule, Step
+from tests.optimizers import OPTIONS, make, options
+
+SHAPE = (3, 2)
+
+
+class Followed:
+    """A parameter stepped by torch, and what the rule makes of the same steps."""
+
+    def __init__(self, rule: Rule, parameter: Tensor, optimizer: Optimizer) -> None:
+        self._rule, self._parameter, self._optimizer = rule, parameter, optimizer
+        state = optimizer.state.get(parameter, {})
+        self.first = parameter.detach().clone()
+        self.momentum = state.get(rule.momentum, torch.zeros(SHAPE)).clone()
+        self._moments = {name: state[name].clone() for name in rule.moments if name in state}
+        self.gradients: list[Tensor] = []
+        self.steps: list[Step] = []
+
+    def step(self, gradient: Tensor) -> None:
+        before = self._parameter.detach().clone()
+        line = self._line()
+        self._parameter.grad = gradient
+        self._optimizer.step()
+        signed = -gradient if line["maximize"] else gradient
+        decay = 0.0 if line.get("decoupled_weight_decay") else line["weight_decay"]
+        self._moments = dict(self._rule.advance(line, signed + decay * before, self._moments))
+        self.steps.append(self._rule.step(line, self._moments))
+        self.gradients.append(gradient)
+
+    def _line(self) -> Line:
+        group = self._optimizer.param_groups[0]
+        return dict(
+            zip(self._rule.columns, self._rule.read(group, self._optimizer.state.get(self._parameter, {})), strict=True)
+        )
+
+    def dual(self) -> Tensor:
+        adjoint = Adjoint()
+        total = torch.zeros(SHAPE, dtype=torch.float64)
+        for step, gradient in zip(reversed(self.steps), reversed(self.gradients), strict=True):
+            total = total + adjoint.back(step) * gradient
+        whole: Tensor = adjoint.weight * self.first + adjoint.momentum * self.momentum + total
+        return whole
+
+
+@given(options(), st.integers(0, 3), st.lists(st.sampled_from([0.0, 0.01, 0.1]), max_size=8), st.integers(0, 2**16))
+def test_the_adjoint_arrives_at_torchs_weights(
+    optimizer: tuple[str, dict[str, Any]], warm: int, rates: list[float], seed: int
+) -> None:
+    torch.manual_seed(seed)
+    parameter = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
+    name, given_options = optimizer
+    stepper = make(name, [parameter], 0.05, given_options)
+    for _ in range(warm):
+        parameter.grad = torch.randn(SHAPE, dtype=torch.float64)
+        stepper.step()
+    followed = Followed(RULES[name], parameter, stepper)
+    for lr in rates:
+        stepper.param_groups[0]["lr"] = lr
+        followed.step(torch.randn(SHAPE, dtype=torch.float64))
+    torch.testing.assert_close(followed.dual(), parameter.detach(), rtol=1e-10, atol=1e-10)
+
+
+def test_every_rule_is_tested() -> None:
+    assert sorted(OPTIONS) == sorted(RULES)
+
+
+def test_nadam_in_double_precision() -> None:
+    """torch keeps NAdam's product of mu in its default precision; both are mimicked."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        parameter = torch.ones(SHAPE, requires_grad=True)
+        stepper = make("NAdam", [parameter], 0.05, {})
+        followed = Followed(RULES["NAdam"], parameter, stepper)
+        for _ in range(4):
+            followed.step(torch.randn(SHAPE))
+        torch.testing.assert_close(followed.dual(), parameter.detach(), rtol=1e-13, atol=1e-13)
+    finally:
+        torch.set_default_dtype(torch.float32)
