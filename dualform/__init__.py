@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from dualform.memory import Memory as Memory
     from dualform.memory import load as load
     from dualform.nn import unfuse as unfuse
+    from dualform.questions import Output as Output
+    from dualform.questions import Timeline as Timeline
+    from dualform.questions import Top as Top
+    from dualform.questions import Total as Total
     from dualform.recorder import Recorder as Recorder
     from dualform.recorder import record as record
-    from dualform.spotlight import Output as Output
     from dualform.spotlight import Spotlight as Spotlight
-    from dualform.spotlight import Timeline as Timeline
-    from dualform.spotlight import Top as Top
-    from dualform.spotlight import Total as Total
 
 _HOME = {
     "Certificate": "dualform.certificate",
     "DualformError": "dualform.errors",
     "Memory": "dualform.memory",
-    "Output": "dualform.spotlight",
+    "Output": "dualform.questions",
     "Recorder": "dualform.recorder",
     "Spotlight": "dualform.spotlight",
-    "Timeline": "dualform.spotlight",
-    "Top": "dualform.spotlight",
-    "Total": "dualform.spotlight",
+    "Timeline": "dualform.questions",
+    "Top": "dualform.questions",
+    "Total": "dualform.questions",
     "load": "dualform.memory",
     "record": "dualform.recorder",
     "unfuse": "dualform.nn",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dualform.query.certify import Stretch
+from dualform.query.distance import Stretch
 
 
 @dataclass(frozen=True)

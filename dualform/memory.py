@@ -14,6 +14,7 @@ is counted once. Parameters that were not recorded (norms, convolutions) keep th
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -23,13 +24,16 @@ from torch import Tensor, nn
 
 from dualform.certificate import Certificate, LayerCertificate
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
-from dualform.query.certify import TOLERANCE, audited_steps, certify
+from dualform.query.certify import audited_steps, certify
 from dualform.query.coefficients import Ledger
+from dualform.query.directions import directions
+from dualform.query.distance import TOLERANCE
 from dualform.query.queries import match_modules, queries_of
-from dualform.query.rebuild import stored_tensor, weights
+from dualform.query.rebuild import weights
 from dualform.query.scan import Slots, wide
 from dualform.query.scope import Scope
 from dualform.query.selection import Selection, condition
+from dualform.query.state import stored_tensor
 from dualform.spotlight import Spotlight
 from dualform.store import Run, Shard, clean_name, summary, summary_lines
 
@@ -130,8 +134,9 @@ class Memory:
         if isinstance(model, nn.Module):
             found = queries_of(model, self._run.layers, inputs, rows)
             note = self._compare(model)
+            towards = partial(directions, model, self._run.layers, inputs, rows)
         else:
-            note, found = None, dict(model)
+            note, found, towards = None, dict(model), None
         prepared = {}
         for name, given in found.items():
             self._check_layer(name)
@@ -139,7 +144,7 @@ class Memory:
             if given.shape[-1] != layer.d_in:
                 raise QueryError(f"a query of layer {name!r} has {layer.d_in} entries, this one has {given.shape[-1]}")
             prepared[name] = given.detach().to("cpu", wide(self._run)).reshape(-1, layer.d_in)
-        return Spotlight(self._scope, prepared, note)
+        return Spotlight(self._scope, prepared, note, towards)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
         """A layer's parameters, summed up from the initial part and the slots of this view."""

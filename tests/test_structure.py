@@ -17,6 +17,8 @@ ROOMS = [
     ["text"],
     ["memory"],
     ["spotlight"],
+    ["contribution"],
+    ["questions"],
     ["certificate", "table"],
     ["query"],
     ["recorder"],

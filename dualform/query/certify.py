@@ -1,68 +1,31 @@
 """The certificate: how far the dual form is from the weights training really arrived at.
 
 Parameters are rebuilt from their slots and compared with the snapshot taken at the time, for the whole
-run and for each chapter, both sides multiplied by random vectors: that takes one reading of the slots,
-and estimates the relative error of the change, |dual - primal| / |W_T - W_0| in the Frobenius norm.
+run and for each chapter. With coefficients that are numbers, both sides are multiplied by random vectors:
+that takes one reading of the slots, and estimates the relative error of the change, |dual - primal| /
+|W_T - W_0| in the Frobenius norm. With coefficients that are matrices, see certify_elementwise.py.
 """
-
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.query.coefficients import Ledger
-from dualform.query.rebuild import Coefficients, as_map, initial_part, stored_tensor
+from dualform.query.certify_elementwise import certify_elementwise
+from dualform.query.coefficients import Ledger, rule_of
+from dualform.query.distance import STORED_EPS, Stretch, distance, rounding_floor
+from dualform.query.rebuild import Coefficients, initial_part
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
+from dualform.query.state import parameter
 from dualform.store import Layer, Part, Run, Shard
 
 PROBES = 16
 
-# A parameter passes if its relative error is at most this, or its error is within the rounding floor.
-TOLERANCE = {"float64": 1e-9, "float32": 5e-5, "float16": 5e-4}
-_STORED_EPS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11}
-
-
-@dataclass(frozen=True)
-class Distance:
-    """Of one parameter over one stretch of steps, norms estimated by the probes."""
-
-    error: float  # |dual - primal|
-    change: float  # |W_T - W_0|
-    floor: float  # what independent rounding errors can add up to
-
-    @property
-    def no_net_gradient(self) -> bool:
-        """The parameter did not move beyond rounding, like a bias before a BatchNorm: nothing to compare."""
-        return self.change <= self.floor
-
-    @property
-    def relative(self) -> float:
-        return 0.0 if self.no_net_gradient and self.error <= self.floor else self.error / max(self.change, 1e-300)
-
-    def ok(self, tolerance: float) -> bool:
-        return self.error <= max(tolerance * self.change, self.floor)
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The distances of a layer's trained parameters over steps [first_step, last_step)."""
-
-    first_step: int
-    last_step: int
-    parameters: dict[str, Distance]
-
-    @property
-    def relative_error(self) -> float:
-        return max(distance.relative for distance in self.parameters.values())
-
-    def ok(self, tolerance: float) -> bool:
-        return all(distance.ok(tolerance) for distance in self.parameters.values())
-
 
 def certify(run: Run, ledger: Ledger, slots: Slots) -> tuple[Stretch | None, list[Stretch]]:
     """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
+    if rule_of(run, slots.layer).elementwise:
+        return certify_elementwise(run, slots)
     last = run.snapshot(run.steps)
     whole = _Rebuilt(run, ledger, slots.layer, run.shards[0], last)
     chapters = [
@@ -109,17 +72,16 @@ class _Rebuilt:
         self._after: dict[Part, Tensor] = {}
         self._eps: dict[Part, float] = {}
         self._squares = dict.fromkeys(layer.trained, 0.0)  # sum of (|c_t| |e_t| |x_t r|)^2
-        self._stored_eps = _STORED_EPS[run.manifest.storage.dtype]
+        self._stored_eps = STORED_EPS[run.manifest.storage.dtype]
         for part in layer.trained:
-            name = f"state/parameters/{part.parameter}"
             if part.columns is not None:
                 shape = part.columns[1] - part.columns[0], PROBES
                 # scaled so that |W r| estimates |W|
                 self.vectors[part] = torch.randn(shape, generator=generator, dtype=torch.float64) / PROBES**0.5
             self._dual[part] = self._seen(part, initial_part(run, before, layer, part, self._of))
-            self._before[part] = self._seen(part, as_map(layer, stored_tensor(before, name).double()))
-            self._after[part] = self._seen(part, as_map(layer, stored_tensor(after, name).double()))
-            self._eps[part] = torch.finfo(stored_tensor(before, name).dtype).eps
+            self._before[part] = self._seen(part, parameter(before, layer, part).double())
+            self._after[part] = self._seen(part, parameter(after, layer, part).double())
+            self._eps[part] = torch.finfo(parameter(before, layer, part).dtype).eps
 
     def _seen(self, part: Part, parameter: Tensor) -> Tensor:
         return parameter[:, None] if part.columns is None else parameter @ self.vectors[part]
@@ -136,16 +98,12 @@ class _Rebuilt:
             self._squares[part] += float((coefficient * sizes * signals.norms[part]).square().sum())
 
     def stretch(self) -> Stretch:
-        steps = self._steps[1] - self._steps[0]
-        distances = {}
+        steps, found = self._steps[1] - self._steps[0], {}
         for part in self.layer.trained:
-            # Every slot is rounded once by training and once by storage, every weight once a step.
-            slots = max(self._eps[part], self._stored_eps) * self._squares[part] ** 0.5
-            floor = 4 * (slots + self._eps[part] * steps**0.5 * float(self._after[part].norm()))
-            error = float((self._dual[part] - self._after[part]).norm())
-            change = float((self._after[part] - self._before[part]).norm())
-            distances[part.parameter] = Distance(error, change, floor)
-        return Stretch(*self._steps, distances)
+            after = self._after[part]
+            floor = rounding_floor(steps, after, self._squares[part], self._eps[part], self._stored_eps)
+            found[part.parameter] = distance(self._dual[part], self._before[part], after, floor)
+        return Stretch(*self._steps, found)
 
 
 def audited_steps(run: Run) -> int:

@@ -1,4 +1,7 @@
-"""From ledger lines to coefficients: what the optimiser had made of each step's gradient."""
+"""From ledger lines to coefficients: what a linear optimiser had made of each step's gradient, in numbers.
+
+Of one that divides elementwise, coefficients are matrices; replay.py makes them one after the other.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -6,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.algebra import RULES, coefficients
+from dualform.algebra import RULES, Rule, coefficients
 from dualform.errors import NotRecorded
-from dualform.store import Run
+from dualform.store import Layer, Run
 
 Array = NDArray[np.float64]
 
@@ -17,6 +20,15 @@ def keys_only(run: Run) -> str:
     """Why a run has neither values nor coefficients, in words."""
     merge = run.manifest.storage.merge
     return f"this run holds keys only (it was recorded with {f'merge={merge!r}' if merge else 'values=False'})"
+
+
+def rule_of(run: Run, layer: Layer) -> Rule:
+    """The algebra of the optimiser that trained a layer: one for all its parameters."""
+    if not run.manifest.storage.values:
+        raise NotRecorded(f"{keys_only(run)}: no coefficients")
+    optimizer = layer.trained[0].optimizer
+    assert optimizer is not None
+    return RULES[run.manifest.optimizers[optimizer].kind]
 
 
 @dataclass(frozen=True)
@@ -44,12 +56,11 @@ class Ledger:
         self.between = lru_cache(maxsize=64)(self._between)
 
     def _between(self, since: int, until: int) -> dict[str, ParameterCoefficients]:
-        """For each trained parameter, the coefficients of steps [since, until) at step `until`."""
-        if not self._run.manifest.storage.values:
-            raise NotRecorded(f"{keys_only(self._run)}: no coefficients")
+        """For each parameter that a linear optimiser trained, the coefficients of steps [since, until) at `until`."""
         result: dict[str, ParameterCoefficients] = {}
+        linear = [layer for layer in self._run.manifest.layers if not rule_of(self._run, layer).elementwise]
         for index, optimizer in enumerate(self._run.manifest.optimizers):
-            names = [p.parameter for layer in self._run.manifest.layers for p in layer.trained if p.optimizer == index]
+            names = [p.parameter for layer in linear for p in layer.trained if p.optimizer == index]
             if not names:
                 continue
             lines = np.zeros((0, len(names), 1 + len(optimizer.columns)))

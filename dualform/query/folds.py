@@ -1,7 +1,7 @@
 """Folds: each takes a layer's blocks one by one and keeps only what its answer needs.
 
-All folds of a question are fed from one pass over the slots. Scores are (slots, queries): attention
-weights x_t . q, accumulated in float32 at least, absolute values if asked for.
+All folds of a question are fed from one pass over the slots. Scores are (slots, queries), in float32 at
+least: attention weights x_t . q or whatever else slots are compared by; absolute values if asked for.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,14 @@ class Fold(Protocol):
     def add(self, block: Block, scores: "Scores") -> None: ...
 
 
-class Scores:
+class Scores(Protocol):
+    """What the slots of a block score for each query."""
+
+    def weights(self, absolute: bool) -> Tensor:
+        """(slots, queries)"""
+
+
+class AttentionScores:
     """The attention weights of one block, computed when a fold first asks."""
 
     def __init__(self, block: Block, queries: Tensor) -> None:
@@ -35,9 +42,18 @@ class Scores:
         self._signed: Tensor | None = None
 
     def weights(self, absolute: bool) -> Tensor:
-        """(slots, queries)"""
         if self._signed is None:
             self._signed = self._block.keys.weights(self._queries).mT
+        return self._signed.abs() if absolute else self._signed
+
+
+class GivenScores:
+    """Scores of all slots of a layer, as one block has them."""
+
+    def __init__(self, block: Block, scores: Tensor) -> None:
+        self._signed = scores[torch.from_numpy(block.slots)]
+
+    def weights(self, absolute: bool) -> Tensor:
         return self._signed.abs() if absolute else self._signed
 
 

@@ -31,6 +31,9 @@ class Keys(Protocol):
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         """(d_out, columns)"""
 
+    def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
+        """(slots, rows of the matrix): sum_j matrix[i, j] x[j] q[j], of a matrix and a query as wide as the columns."""
+
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         """Add each key, times its factor, to the sum of its group: (groups, d_in) in float64."""
 
@@ -51,6 +54,9 @@ class DenseKeys:
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         return attention_matrix(self._rows[:, columns], values)
 
+    def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
+        return self._rows[:, columns] @ (matrix * query).mT
+
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         rows = self._rows if factors is None else self._rows * factors.to(self._rows.dtype)[:, None]
         add_by_group(sums, rows, codes)
@@ -70,6 +76,9 @@ class OneHotKeys:
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         rows = torch.zeros(self._d_in, values.shape[1], dtype=values.dtype)
         return rows.index_add_(0, self._index, values).mT
+
+    def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
+        return (matrix[:, self._index] * query[self._index]).mT
 
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         cell = torch.from_numpy(codes) * self._d_in + self._index

@@ -1,7 +1,8 @@
 """Queries: a test input's way through the model, caught at the recorded layers."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -57,20 +58,28 @@ def queries_of(
     caught: dict[str, list[Tensor]] = defaultdict(list)
     modules = match_modules(model, layers)
     handles = [watch(modules[name], layer, _catch(layer, caught[name], rows)) for name, layer in layers.items()]
-    training = {module: module.training for module in model.modules()}
     try:
-        model.eval()
-        with torch.no_grad():
-            _call(model, inputs)
+        with in_eval_mode(model), torch.no_grad():
+            call(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
-        for module, mode in training.items():
-            module.training = mode
     return {name: torch.cat(queries) for name, queries in caught.items() if queries}
 
 
-def _call(model: nn.Module, inputs: Any) -> Any:
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Every module in eval mode, and afterwards each in the mode it was."""
+    training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
@@ -78,12 +87,12 @@ def _call(model: nn.Module, inputs: Any) -> Any:
 
 def _catch(layer: Layer, into: list[Tensor], rows: int | slice | None) -> Callable[..., None]:
     def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> None:
-        into.append(_one_hot(_chosen(given[..., None], rows), layer) if layer.one_hot else _chosen(given, rows))
+        into.append(_one_hot(chosen_rows(given[..., None], rows), layer) if layer.one_hot else chosen_rows(given, rows))
 
     return on_keys
 
 
-def _chosen(queries: Tensor, rows: int | slice | None) -> Tensor:
+def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:
     """(rows, width), of all rows or of those at an index of the second dimension."""
     if rows is not None and queries.dim() > 2:
         queries = queries[:, rows]

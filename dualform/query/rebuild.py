@@ -1,64 +1,101 @@
 """A layer's parameters from its slots: the dual form, summed up.
 
-W_until = initial W_since + momentum m_since + sum_t c_t e_t x_t^T
+    W_until = initial W_since + momentum m_since + sum_t c_t e_t x_t^T
+
+Under an optimiser that divides elementwise, c_t is a matrix R_t and multiplies elementwise. It does so for
+all slots of a step alike, so their products are summed up first: R_t (.) E^T X.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.algebra import RULES
-from dualform.query.coefficients import Ledger, ParameterCoefficients
+from dualform.algebra import Adjoint
+from dualform.query.coefficients import Ledger, ParameterCoefficients, rule_of
+from dualform.query.replay import Replay, gradient
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
+from dualform.query.state import as_map, optimizer_entry, parameter
 from dualform.store import Layer, Part, Run, Shard
 
 Coefficients = Mapping[str, ParameterCoefficients]
 
 
-def stored_tensor(shard: Shard, name: str) -> Tensor:
-    """A tensor of a shard's state, in the precision it had."""
-    bits = torch.from_numpy(np.array(shard[name]))
-    return bits.view(torch.bfloat16) if shard.dtype(name) == "BF16" else bits
+@dataclass(frozen=True)
+class Rebuilt:
+    """A parameter as a map (d_out, d_in), in float64: what is left of its beginning, and what slots added."""
 
+    initial: Tensor
+    slots: Tensor
 
-def as_map(layer: Layer, weight: Tensor) -> Tensor:
-    """A weight as the map (d_out, d_in) it is, and back: an embedding's has a row for each key."""
-    return weight.mT if layer.one_hot else weight
-
-
-def initial_part(run: Run, snapshot: Shard, layer: Layer, part: Part, of: Coefficients) -> Tensor:
-    """What is left of the weights and the momentum at a snapshot, in float64; a constant stays itself."""
-    weight = as_map(layer, stored_tensor(snapshot, f"state/parameters/{part.parameter}").double())
-    if part.optimizer is None:
-        return weight
-    found = of[part.parameter]
-    momentum = f"state/optimizers/{part.optimizer}/{part.parameter}/{_momentum_name(run, part)}"
-    result = found.initial * weight
-    if momentum in snapshot:
-        result += found.momentum * as_map(layer, stored_tensor(snapshot, momentum).double())
-    return result
-
-
-def _momentum_name(run: Run, part: Part) -> str:
-    assert part.optimizer is not None
-    return RULES[run.manifest.optimizers[part.optimizer].kind].momentum
+    @property
+    def whole(self) -> Tensor:
+        return self.initial + self.slots
 
 
 def weights(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[str, Tensor]:
     """All parameters of a layer, from a snapshot and the chosen slots after it."""
-    of = ledger.between(since.info.last_step, selection.until)
+    found = rebuild(run, ledger, slots, selection, since)
+    return {part.parameter: as_map(slots.layer, one.whole) for part, one in found.items()}
+
+
+def rebuild(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
+    """The same, in its two parts. What was not trained stays itself."""
     layer = slots.layer
-    found = {part: initial_part(run, since, layer, part, of) for part in layer.parts}
+    how = _replayed if rule_of(run, layer).elementwise else _summed
+    trained = how(run, ledger, slots, selection, since)
+    constant = {part: parameter(since, layer, part).double() for part in layer.parts if not part.trained}
+    return trained | {part: Rebuilt(value, torch.zeros_like(value)) for part, value in constant.items()}
+
+
+def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
+    of, layer = ledger.between(since.info.last_step, selection.until), slots.layer
+    initial = {part: initial_part(run, since, layer, part, of) for part in layer.trained}
+    added = {part: torch.zeros_like(initial[part]) for part in layer.trained}
     for block in slots.scan(selection, since.info.last_step):
         for part in layer.trained:
-            found[part] += contribution(block, part, of).double()
-    return {part.parameter: as_map(layer, tensor) for part, tensor in found.items()}
+            added[part] += _added(block, part, of).double()
+    return {part: Rebuilt(initial[part], added[part]) for part in layer.trained}
 
 
-def contribution(block: Block, part: Part, of: Coefficients) -> Tensor:
+def _replayed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
+    layer = slots.layer
+    adjoints = {part: Adjoint() for part in layer.trained}
+    added = {part: torch.zeros_like(parameter(since, layer, part).double()) for part in layer.trained}
+    for move in Replay(run, slots).latest_first(selection.until, since.info.last_step):
+        blocks = slots.chosen_blocks(move.shard, move.passes, selection) if selection.conditions else []
+        for part, moved in move.parts.items():
+            worth = adjoints[part].back(moved.step())
+            if not selection.conditions:
+                added[part] += worth * moved.gradient
+            for block in blocks:
+                added[part] += worth * (gradient(block, part) * float(block.factors(part)[0]))
+    return {
+        part: Rebuilt(initial_of(run, since, layer, part, adjoints[part].weight, adjoints[part].momentum), added[part])
+        for part in layer.trained
+    }
+
+
+def initial_part(run: Run, snapshot: Shard, layer: Layer, part: Part, of: Coefficients) -> Tensor:
+    """What a linear optimiser left of the weights and the momentum at a snapshot; a constant stays itself."""
+    if not part.trained:
+        return parameter(snapshot, layer, part).double()
+    found = of[part.parameter]
+    return initial_of(run, snapshot, layer, part, found.initial, found.momentum)
+
+
+def initial_of(
+    run: Run, snapshot: Shard, layer: Layer, part: Part, weight: Tensor | float, momentum: Tensor | float
+) -> Tensor:
+    """These shares of the weights and the momentum at a snapshot, in float64."""
+    result = weight * parameter(snapshot, layer, part).double()
+    moving = optimizer_entry(snapshot, layer, part, rule_of(run, layer).momentum)
+    return result if moving is None else result + momentum * moving.double()
+
+
+def _added(block: Block, part: Part, of: Coefficients) -> Tensor:
     """What a block's slots add to a parameter."""
     values = weighted_values(block, part, of)
     if part.columns is None:
@@ -90,10 +127,9 @@ class OutputFold:
                 self.output += (attended @ values).double()
 
 
-def initial_output(run: Run, layer: Layer, queries: Tensor, of: Coefficients) -> Tensor:
-    """What the layer would say with nothing but its initial part: (queries, d_out)."""
-    output = torch.zeros(len(queries), layer.d_out, dtype=torch.float64)
-    for part in layer.parts:
-        initial = initial_part(run, run.shards[0], layer, part, of)
-        output += initial if part.columns is None else queries[:, slice(*part.columns)].double() @ initial.mT
+def output_of(parameters: Mapping[Part, Tensor], queries: Tensor) -> Tensor:
+    """What a layer with these parameters (as maps, in float64) says: (queries, d_out)."""
+    output = torch.zeros(1, 1, dtype=torch.float64)
+    for part, value in parameters.items():
+        output = output + (value if part.columns is None else queries[:, slice(*part.columns)].double() @ value.mT)
     return output

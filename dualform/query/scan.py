@@ -1,6 +1,6 @@
 """Slots in blocks: a layer's chosen slots, streamed from the memory maps a few thousand at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -49,6 +49,7 @@ class Slots:
         slots = [s.slots(layer.name) for s in self._key_shards]
         self._slot_starts = np.cumsum([0, *slots])
         self._piece = lru_cache(maxsize=2)(self._load_piece)
+        self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
 
     def __len__(self) -> int:
         return int(self._slot_starts[-1])
@@ -71,8 +72,7 @@ class Slots:
             if shard.info.last_step <= since or shard.info.first_step >= selection.until:
                 continue
             piece = self._piece(number)
-            mask = selection.mask(shard, self.layer.name, piece.steps, piece.first_slot) & (piece.steps >= since)
-            chosen = np.flatnonzero(mask)
+            chosen = np.flatnonzero(self._chosen(number, selection) & (piece.steps >= since))
             for start in range(0, len(chosen), size):
                 rows = chosen[start : start + size]
                 # a slice reads the map in place, an index array copies
@@ -89,6 +89,28 @@ class Slots:
             found.append((positions, Block(self, piece, slots[positions] - piece.first_slot)))
         return found
 
+    def pass_rows(self, shard: Shard) -> dict[int, list[slice]]:
+        """The rows of each backward pass in a shard, by its step, in order."""
+        found: dict[int, list[slice]] = {}
+        if shard in self._key_shards:
+            counts = shard[f"slots/{self.layer.name}/pass_rows"]
+            ends = np.cumsum(counts)
+            for step, start, end in zip(shard[f"slots/{self.layer.name}/pass_step"], ends - counts, ends, strict=True):
+                found.setdefault(int(step), []).append(slice(int(start), int(end)))
+        return found
+
+    def block(self, shard: Shard, rows: slice | Array) -> "Block":
+        """Some rows of a shard."""
+        return Block(self, self._piece(self._key_shards.index(shard)), rows)
+
+    def chosen_blocks(self, shard: Shard, passes: Sequence[slice], selection: Selection) -> "list[Block]":
+        """The chosen slots of some backward passes in a shard, a block for each pass that has any."""
+        if not passes:
+            return []
+        mask = self._chosen(self._key_shards.index(shard), selection)
+        chosen = [rows.start + np.flatnonzero(mask[rows]) for rows in passes]
+        return [self.block(shard, rows) for rows in chosen if len(rows)]
+
     def stored_keys(self, index: Array) -> tuple[Tensor, Array | None]:
         """Stored key rows by their number in the run, and their exponents."""
         name = f"slots/{self.layer.name}"
@@ -102,6 +124,14 @@ class Slots:
             if exponents is not None:
                 exponents[at] = shard[f"{name}/key_exponent"][index[at] - self._key_starts[number]]
         return torch.from_numpy(keys), exponents
+
+    def _chosen(self, number: int, selection: Selection) -> NDArray[np.bool_]:
+        """Which rows of a shard a selection means."""
+        if self._mask is None or self._mask[0] != number or self._mask[1] is not selection:
+            piece = self._piece(number)
+            mask = selection.mask(piece.shard, self.layer.name, piece.steps, piece.first_slot)
+            self._mask = number, selection, mask
+        return self._mask[2]
 
     def _load_piece(self, number: int) -> _Piece:
         shard, name = self._key_shards[number], f"slots/{self.layer.name}"
@@ -166,12 +196,15 @@ class Block:
         with_exponent = f"{self._prefix}/{exponent}" in shard
         return unpack(rows, shard[f"{self._prefix}/{exponent}"][self._rows] if with_exponent else None, self.wide)
 
+    def factors(self, part: Part) -> NDArray[np.float64]:
+        """How much of each slot's backward pass was in the gradient of this parameter."""
+        column = self._of.layer.trained.index(part)
+        factors: NDArray[np.float64] = self._piece.shard[f"{self._prefix}/factors"][:, column]
+        return factors[self._piece.passes[self._rows]]
+
     def coefficients(self, part: Part, of: ParameterCoefficients) -> NDArray[np.float64]:
         """What each slot counts for in this parameter: the step's coefficient times the pass' factor."""
-        column = self._of.layer.trained.index(part)
-        factors = self._piece.shard[f"{self._prefix}/factors"][:, column]
-        result: NDArray[np.float64] = of.at(self.steps) * factors[self._piece.passes[self._rows]]
-        return result
+        return of.at(self.steps) * self.factors(part)
 
     def tag(self, name: str) -> Array:
         return decoded(self._piece.shard, self._of.layer.name, name)[self._rows]

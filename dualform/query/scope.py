@@ -6,12 +6,12 @@ from typing import Any
 from torch import Tensor
 
 from dualform.errors import NotRecorded
-from dualform.query.coefficients import Ledger, ParameterCoefficients
-from dualform.query.folds import Scores
+from dualform.query.coefficients import Ledger, ParameterCoefficients, rule_of
 from dualform.query.groups import AllInOne, By, ByTags, ByTime, Grouping
+from dualform.query.rebuild import Rebuilt, initial_part, rebuild
 from dualform.query.scan import Slots
 from dualform.query.selection import Selection
-from dualform.store import Run
+from dualform.store import Part, Run
 
 
 class Scope:
@@ -21,6 +21,7 @@ class Scope:
         self.run, self.selection, self.ledger = run, selection, ledger
         self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
         self.grouping = lru_cache(maxsize=64)(self._grouping)
+        self.rebuilt = lru_cache(maxsize=8)(self._rebuilt)
         self.kept: dict[Any, Any] = {}
 
     def need_single_slots(self, what: str) -> None:
@@ -36,6 +37,21 @@ class Scope:
     def coefficients(self) -> dict[str, ParameterCoefficients]:
         return self.ledger.between(0, self.selection.until)
 
+    def elementwise(self, layer: str) -> bool:
+        """Whether the coefficients of a layer are matrices; raises where there are none."""
+        return rule_of(self.run, self.run.layers[layer]).elementwise
+
+    def _rebuilt(self, layer: str) -> dict[Part, Rebuilt]:
+        """A layer's parameters from the chosen slots."""
+        return rebuild(self.run, self.ledger, self.slots(layer), self.selection, self.run.shards[0])
+
+    def initial(self, layer: str) -> dict[Part, Tensor]:
+        """The part of each parameter that is due to no slot."""
+        if self.elementwise(layer):
+            return {part: found.initial for part, found in self.rebuilt(layer).items()}
+        described, first = self.run.layers[layer], self.run.shards[0]
+        return {part: initial_part(self.run, first, described, part, self.coefficients) for part in described.parts}
+
     def _grouping(self, layer: str, by: By | int | None) -> Grouping:
         """By tags, by that many stretches of time, or all in one."""
         if by is None:
@@ -43,11 +59,3 @@ class Scope:
         if isinstance(by, int):
             return ByTime(by, self.selection.until)
         return ByTags.of(self.run, self.run.layers[layer], by)
-
-
-def scan(scope: Scope, layer: str, folds: list[Any], queries: Tensor) -> None:
-    """Feed all blocks of a layer's chosen slots to the folds."""
-    for block in scope.slots(layer).scan(scope.selection):
-        scores = Scores(block, queries)
-        for fold in folds:
-            fold.add(block, scores)

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from dualform.duality import attention_weights
+from dualform.errors import QueryError
 from dualform.query.folds import Factors, Fold, KeySumFold, TotalFold
 from dualform.query.groups import By, Grouping, size
+from dualform.query.inquiry import Inquiry
 from dualform.query.scan import Block, Slots
-from dualform.query.scope import Scope, scan
+from dualform.query.scope import Scope
 from dualform.store.packing import unpack
 
 _MOST = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
@@ -30,6 +32,11 @@ class Strengths:
     """What each slot's attention weight is multiplied by: the size |c_t| ||e_t|| of what it points to."""
 
     def __init__(self, scope: Scope, layer: str) -> None:
+        if scope.elementwise(layer):
+            raise QueryError(
+                f"layer {layer!r} was trained by an optimiser that divides elementwise: a slot has no single "
+                "coefficient to weigh attention by. Ask for layer.contribution(...).total(...) instead"
+            )
         self._part = scope.run.layers[layer].trained[0]
         self._of = scope.coefficients[self._part.parameter]
 
@@ -72,40 +79,45 @@ class Sums:
     absolute: bool
     valued: bool
 
-    def begin(self, scope: Scope, layer: str, queries: Tensor) -> Fold | None:
+    def begin(self, about: Inquiry) -> Fold | None:
         """A fold to be fed, or None if all that is needed was kept from an earlier question."""
-        way = self._way(scope, layer, queries)
-        return None if (layer, way, self.by, self.valued) in scope.kept else self._fold(way, scope, layer, queries)
+        if about.given is not None:
+            if self.valued:
+                raise QueryError("valued=True is for attention weights; these scores already count values")
+            return TotalFold(about.grouping(self.by), len(about.queries), self.absolute)
+        way = self._way(about)
+        return None if (about.layer, way, self.by, self.valued) in about.scope.kept else self._fold(way, about)
 
-    def by_query(self, scope: Scope, layer: str, queries: Tensor, fold: Any) -> Tensor:
+    def by_query(self, about: Inquiry, fold: Any) -> Tensor:
         """(groups, queries)"""
         if isinstance(fold, TotalFold):
             return fold.totals
+        kept_sums = about.scope.kept
         if fold is not None:
-            scope.kept[layer, type(fold), self.by, self.valued] = fold
-        way = self._way(scope, layer, queries)
-        kept = scope.kept.get((layer, way, self.by, self.valued))
+            kept_sums[about.layer, type(fold), self.by, self.valued] = fold
+        way = self._way(about)
+        kept = kept_sums.get((about.layer, way, self.by, self.valued))
         if isinstance(kept, KeySumFold):
-            return kept.sums @ queries.double().mT
+            return kept.sums @ about.queries.double().mT
         if isinstance(kept, KeyCountFold):
-            return kept.totals(queries)
+            return kept.totals(about.queries)
         # Sums of keys were hoped to do, until a key turned out to be negative: one more reading.
-        second = self._fold(way, scope, layer, queries)
-        scan(scope, layer, [second], queries)
-        return self.by_query(scope, layer, queries, second)
+        second = self._fold(way, about)
+        about.scan([second])
+        return self.by_query(about, second)
 
-    def _way(self, scope: Scope, layer: str, queries: Tensor) -> type:
-        sums = scope.kept.get((layer, KeySumFold, self.by, self.valued))
-        if not self.absolute or (bool((queries >= 0).all()) and (sums is None or sums.nonnegative)):
+    def _way(self, about: Inquiry) -> type:
+        sums = about.scope.kept.get((about.layer, KeySumFold, self.by, self.valued))
+        if not self.absolute or (bool((about.queries >= 0).all()) and (sums is None or sums.nonnegative)):
             return KeySumFold
-        slots, groups = scope.slots(layer), size(scope.grouping(layer, self.by))
+        slots, groups = about.scope.slots(about.layer), size(about.grouping(self.by))
         return KeyCountFold if slots.indexed and slots.stored * groups <= _MOST else TotalFold
 
-    def _fold(self, way: type, scope: Scope, layer: str, queries: Tensor) -> Fold:
-        grouping = scope.grouping(layer, self.by)
-        strengths = Strengths(scope, layer) if self.valued else None
+    def _fold(self, way: type, about: Inquiry) -> Fold:
+        grouping, scope = about.grouping(self.by), about.scope
+        strengths = Strengths(scope, about.layer) if self.valued else None
         if way is KeySumFold:
-            return KeySumFold(grouping, scope.run.layers[layer].d_in, strengths)
+            return KeySumFold(grouping, scope.run.layers[about.layer].d_in, strengths)
         if way is KeyCountFold:
-            return KeyCountFold(scope.slots(layer), grouping, strengths)
-        return TotalFold(grouping, len(queries), self.absolute, strengths)
+            return KeyCountFold(scope.slots(about.layer), grouping, strengths)
+        return TotalFold(grouping, len(about.queries), self.absolute, strengths)

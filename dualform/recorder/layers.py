@@ -53,7 +53,7 @@ class _Candidate:
 def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str], storage: Storage) -> Plan:
     """Decide, without touching the model. A layer named outright that cannot be recorded raises."""
     _refuse_parallel(model)
-    owners = _owners(optimizers)
+    owners = _owners(model, optimizers)
     known = {one.name: one for one in _candidates(model)}
     patterns = [layers] if isinstance(layers, str) else list(layers)
     for pattern in patterns:
@@ -107,14 +107,18 @@ def _refuse_parallel(model: nn.Module) -> None:
             )
 
 
-def _owners(optimizers: Sequence[Optimizer]) -> dict[int, int]:
+def _owners(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
     """id of a parameter -> which optimiser steps it."""
+    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
     for index, optimizer in enumerate(optimizers):
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) in owners:
-                    raise RecordingError("a parameter is given to the optimisers twice; give it to one group")
+                    raise RecordingError(
+                        f"parameter {names.get(id(parameter), 'of another model')!r} is in two groups of the "
+                        "optimisers, so it would be stepped twice; give it to one"
+                    )
                 owners[id(parameter)] = index
     return owners
 

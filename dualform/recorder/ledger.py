@@ -1,6 +1,7 @@
 """What the optimisers are about to do, read off them just before they do it."""
 
 from collections.abc import Sequence
+from inspect import unwrap
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -12,22 +13,38 @@ from dualform.store import Optimizer as Description
 
 def describe(optimizer: Optimizer, values: bool) -> Description:
     """The optimiser as the manifest names it. Without values any optimiser will do."""
-    kind = type(optimizer).__name__
-    if values:
-        rule_for(optimizer)
-        return Description(kind, RULES[kind].columns)
-    return Description(kind, ())
+    if not values:
+        return Description(type(optimizer).__name__, ())
+    kind = _kind(optimizer)
+    return Description(kind, RULES[kind].columns)
 
 
 def rule_for(optimizer: Optimizer) -> Rule:
-    """The algebra of an optimiser; exactly torch's classes, since a subclass may step differently."""
-    kind = type(optimizer).__name__
-    if kind not in RULES or not type(optimizer).__module__.startswith("torch.optim."):
-        raise RecordingError(
-            f"no exact dual form is known for {type(optimizer).__module__}.{kind}; known are "
-            f"{', '.join(known())}. Pass values=False to record keys only: attention weights work, outputs do not"
-        )
-    return RULES[kind]
+    """The algebra of an optimiser."""
+    return RULES[_kind(optimizer)]
+
+
+def _kind(optimizer: Optimizer) -> str:
+    """The optimiser of torch that this one is, or is derived from without a step of its own."""
+    for base in type(optimizer).__mro__:
+        if base.__module__.startswith("torch.optim.") and base.__name__ in RULES:
+            # torch wraps `step` when an optimiser is made; below that it is the same function, or it is not
+            if unwrap(type(optimizer).step) is not unwrap(base.step):
+                raise RecordingError(
+                    f"{_name(optimizer)} overrides the step of torch.optim.{base.__name__}, so its dual form is not "
+                    f"known. {_ANYWAY}"
+                )
+            return base.__name__
+    raise RecordingError(
+        f"no exact dual form is known for {_name(optimizer)}; known are {', '.join(known())}. {_ANYWAY}"
+    )
+
+
+_ANYWAY = "Pass values=False to record keys only: attention weights work, outputs do not"
+
+
+def _name(optimizer: Optimizer) -> str:
+    return f"{type(optimizer).__module__}.{type(optimizer).__name__}"
 
 
 def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], values: bool) -> dict[str, list[float]]:

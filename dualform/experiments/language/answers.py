@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import QueryError
 from dualform.memory import Memory
-from dualform.spotlight import Top
+from dualform.questions import Top
 from dualform.text import Passage, Text, passages, prompt_passage
 
 POSITION = "position"

@@ -1,0 +1,85 @@
+"""What slots add to an output. Attention says how near a slot is; its contribution says what came of it.
+
+    contribution = spotlight["layers.2"].contribution(target=3)
+    contribution.top(10, per="id")         # the training examples that speak loudest for class 3
+    contribution.total(by="label")         # signed: what each class of examples has added, or taken away
+    contribution.initial() + contribution.total()["total"]      # equals contribution.output()
+
+The contribution of a slot to a direction g of a layer's output is c_t (e_t . g)(x_t . q), and likewise of
+its bias; under an optimiser that divides elementwise, e_t^T (R_t (.) g q^T) x_t. All of them are computed
+when first asked for, and kept for further questions.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dualform.errors import QueryError
+from dualform.query.contributions import slot_scores
+from dualform.query.inquiry import Inquiry
+from dualform.query.rebuild import output_of
+from dualform.query.scope import Scope
+from dualform.questions import Answers, Output, Question
+
+_SCORES = 1 << 26  # slots times queries, kept in memory: a quarter of a gigabyte
+
+
+class _Scored(Answers):
+    """Answers by scores that every slot has for every query, computed once."""
+
+    def __init__(self, scope: Scope, layer: str, queries: Tensor, directions: Tensor, valued: bool) -> None:
+        super().__init__(scope, layer, queries)
+        scope.need_single_slots("contributions of single slots")
+        self.directions = directions.to(queries.dtype)  # (queries, d_out)
+        self._valued = valued
+        self._kept: Tensor | None = None  # (slots, queries)
+
+    def _portion(self, questions: Sequence[Question]) -> int:
+        at_most = max(1, _SCORES // max(1, len(self._scope.slots(self.name))))
+        return min(super()._portion(questions), at_most)
+
+    def _inquiries(self, portion: int) -> Iterator[Inquiry]:
+        queries, directions = (torch.split(given, portion) for given in (self.queries, self.directions))
+        for some, towards in zip(queries, directions, strict=True):
+            scores = self._kept
+            if scores is None or scores.shape[1] != len(some):
+                scores = slot_scores(self._scope, self.name, some, towards, self._valued)
+            self._kept = scores if len(queries) == 1 else None
+            yield Inquiry(self._scope, self.name, some, scores)
+
+
+class LayerContribution(_Scored):
+    """The contributions of a layer's slots to one direction of its output for each query: signed, adding up."""
+
+    def __init__(self, scope: Scope, layer: str, queries: Tensor, directions: Tensor) -> None:
+        super().__init__(scope, layer, queries, directions, valued=True)
+
+    def initial(self) -> Tensor:
+        """(queries,): the part that is due to no slot."""
+        return self._along(output_of(self._scope.initial(self.name), self.queries))
+
+    def output(self) -> Tensor:
+        """(queries,): the layer's output along the direction, the sum of the initial part and all contributions."""
+        return self._along(Answers(self._scope, self.name, self.queries).collect(Output())[0])
+
+    def _along(self, output: Tensor) -> Tensor:
+        return (output.double() * self.directions.double()).sum(dim=1)
+
+    def __repr__(self) -> str:
+        return f"LayerContribution({self.name!r}: {len(self.queries):,} queries)"
+
+
+class LayerEffective(_Scored):
+    """Attention weights as they take effect in one output unit."""
+
+    def __init__(self, scope: Scope, layer: str, queries: Tensor, unit: int) -> None:
+        units = scope.run.layers[layer].d_out
+        if not 0 <= unit < units:
+            raise QueryError(f"layer {layer!r} has units 0 to {units - 1}, not {unit}")
+        directions = torch.zeros(len(queries), units)
+        directions[:, unit] = 1.0
+        super().__init__(scope, layer, queries, directions, valued=False)
+
+    def __repr__(self) -> str:
+        return f"LayerEffective({self.name!r}: {len(self.queries):,} queries)"

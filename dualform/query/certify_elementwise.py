@@ -1,0 +1,63 @@
+"""The certificate of a layer whose optimiser divides elementwise.
+
+What slots have added is summed up with their coefficients R_t, matrix by matrix, and compared with the
+snapshots in full. The replay beside it lends its moments to R_t, and not its weights.
+"""
+
+import torch
+from torch import Tensor
+
+from dualform.algebra import Adjoint, Step
+from dualform.query.distance import STORED_EPS, Stretch, distance, rounding_floor
+from dualform.query.rebuild import initial_of
+from dualform.query.replay import Replay
+from dualform.query.scan import Slots
+from dualform.query.state import parameter
+from dualform.store import Layer, Part, Run, Shard
+
+
+def certify_elementwise(run: Run, slots: Slots) -> tuple[Stretch | None, list[Stretch]]:
+    """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
+    last = run.snapshot(run.steps)
+    whole = _Rebuilt(run, slots.layer, run.shards[0], last)
+    starts = {shard.path: before for before, shard in run.chapters()}
+    found: list[Stretch] = []
+    chapter = whole
+    for move in Replay(run, slots).latest_first(last.info.last_step):
+        if chapter.after is not move.shard or chapter is whole:
+            found += [] if chapter is whole else [chapter.stretch()]
+            chapter = _Rebuilt(run, slots.layer, starts[move.shard.path], move.shard)
+        for part, moved in move.parts.items():
+            step = moved.step()
+            whole.add(part, step, moved.gradient)
+            chapter.add(part, step, moved.gradient)
+    found += [] if chapter is whole else [chapter.stretch()]
+    return whole.stretch() if last.info.last_step else None, found[::-1]
+
+
+class _Rebuilt:
+    """A layer's parameters between two snapshots: rebuilt from slots, latest first, and as they really were."""
+
+    def __init__(self, run: Run, layer: Layer, before: Shard, after: Shard) -> None:
+        self.after = after
+        self._run, self._layer, self._before = run, layer, before
+        self._adjoints = {part: Adjoint() for part in layer.trained}
+        self._added = {part: torch.zeros_like(parameter(before, layer, part).double()) for part in layer.trained}
+        self._squares = dict.fromkeys(layer.trained, 0.0)
+
+    def add(self, part: Part, step: Step, gradient: Tensor) -> None:
+        added = self._adjoints[part].back(step) * gradient
+        self._added[part] += added
+        self._squares[part] += float(added.norm()) ** 2
+
+    def stretch(self) -> Stretch:
+        first, last = self._before.info.last_step, self.after.info.last_step
+        stored_eps = STORED_EPS[self._run.manifest.storage.dtype]
+        found = {}
+        for part, adjoint in self._adjoints.items():
+            before, after = (parameter(shard, self._layer, part) for shard in (self._before, self.after))
+            initial = initial_of(self._run, self._before, self._layer, part, adjoint.weight, adjoint.momentum)
+            eps = torch.finfo(before.dtype).eps
+            floor = rounding_floor(last - first, after, self._squares[part], eps, stored_eps)
+            found[part.parameter] = distance(initial + self._added[part], before.double(), after.double(), floor)
+        return Stretch(first, last, found)

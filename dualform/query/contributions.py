@@ -1,0 +1,81 @@
+"""What every slot of a layer adds to given directions of its output, for given queries.
+
+    c_t (e_t . g)(x_t . q)                  and for a bias  c_t (e_t . g)
+    e_t^T (R_t (.) g q^T) x_t               where the optimiser divides elementwise
+
+Without values it is the effective attention weight: the same with 1 in the place of e_t, and no bias.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dualform.algebra import Adjoint
+from dualform.query.replay import Replay
+from dualform.query.scan import Block, wide
+from dualform.query.scope import Scope
+from dualform.store import Part
+
+
+def slot_scores(scope: Scope, layer: str, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
+    """(slots, queries): of every slot of the layer; those that are not chosen have 0 or their score."""
+    how = _replayed if scope.elementwise(layer) else _scanned
+    scores = torch.zeros(len(scope.slots(layer)), len(queries), dtype=wide(scope.run))
+    how(scope, layer, queries, directions, valued, scores)
+    return scores
+
+
+def _scanned(scope: Scope, layer: str, queries: Tensor, directions: Tensor, valued: bool, scores: Tensor) -> None:
+    for block in scope.slots(layer).scan(scope.selection):
+        pointing = block.values @ directions.mT if valued else directions.sum(dim=1).expand(len(block), -1)
+        found = torch.zeros(len(block), len(queries), dtype=scores.dtype)
+        for part in scope.run.layers[layer].trained:
+            coefficient = block.coefficients(part, scope.coefficients[part.parameter])
+            strength = torch.from_numpy(coefficient).to(scores.dtype)[:, None] * pointing  # (slots, queries)
+            if part.columns is not None:
+                columns = slice(*part.columns)
+                found += strength * block.keys.weights(queries[:, columns], columns).mT
+            elif valued:
+                found += strength
+        scores[torch.from_numpy(block.slots)] = found
+
+
+def _replayed(scope: Scope, layer: str, queries: Tensor, directions: Tensor, valued: bool, scores: Tensor) -> None:
+    slots = scope.slots(layer)
+    units = torch.nonzero(directions.any(dim=0)).flatten()  # nobody asks about the others
+    aims = [_Aim(query, direction) for query, direction in zip(queries, directions[:, units], strict=True)]
+    adjoints = {part: Adjoint() for part in scope.run.layers[layer].trained}
+    for move in Replay(scope.run, slots, units).latest_first(scope.selection.until):
+        worths = {}
+        for part, moved in move.parts.items():
+            worth = torch.as_tensor(adjoints[part].back(moved.step()), dtype=scores.dtype)
+            worths[part] = worth.expand(moved.gradient.shape)  # a number, before RAdam divides
+        for rows in move.passes:
+            block = slots.block(move.shard, rows)
+            values = block.values[:, units] if valued else torch.ones(len(block), len(units), dtype=scores.dtype)
+            for number, aim in enumerate(aims):
+                scores[torch.from_numpy(block.slots), number] = aim.scores(block, values, worths, valued)
+
+
+class _Aim:
+    """One query and its direction, of which only the units that are not zero count."""
+
+    def __init__(self, query: Tensor, direction: Tensor) -> None:
+        self._query = query  # (d_in,)
+        self._units = torch.nonzero(direction).flatten()
+        self._direction = direction[self._units]  # (units,)
+
+    def scores(self, block: Block, values: Tensor, worths: Mapping[Part, Tensor], valued: bool) -> Tensor:
+        """(slots,)"""
+        pointing = values[:, self._units] * self._direction  # (slots, units)
+        found = torch.zeros(len(block), dtype=values.dtype)
+        for part, worth in worths.items():
+            factor = float(block.factors(part)[0])
+            if part.columns is not None:
+                columns = slice(*part.columns)
+                effective = block.keys.through(worth[self._units], self._query[columns], columns)
+                found += factor * (pointing * effective).sum(dim=1)
+            elif valued:
+                found += factor * (pointing @ worth[self._units])
+        return found

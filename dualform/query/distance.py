@@ -1,0 +1,61 @@
+"""How far the dual form of a parameter is from the primal one, and when that is near enough."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+# A parameter passes if its relative error is at most this, or its error is within the rounding floor.
+TOLERANCE = {"float64": 1e-9, "float32": 5e-5, "float16": 5e-4}
+STORED_EPS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Of one parameter over one stretch of steps, in the Frobenius norm."""
+
+    error: float  # |dual - primal|
+    change: float  # |W_T - W_0|
+    floor: float  # what independent rounding errors can add up to
+
+    @property
+    def no_net_gradient(self) -> bool:
+        """The parameter did not move beyond rounding, like a bias before a BatchNorm: nothing to compare."""
+        return self.change <= self.floor
+
+    @property
+    def relative(self) -> float:
+        return 0.0 if self.no_net_gradient and self.error <= self.floor else self.error / max(self.change, 1e-300)
+
+    def ok(self, tolerance: float) -> bool:
+        return self.error <= max(tolerance * self.change, self.floor)
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The distances of a layer's trained parameters over steps [first_step, last_step)."""
+
+    first_step: int
+    last_step: int
+    parameters: dict[str, Distance]
+
+    @property
+    def relative_error(self) -> float:
+        return max(distance.relative for distance in self.parameters.values())
+
+    def ok(self, tolerance: float) -> bool:
+        return all(distance.ok(tolerance) for distance in self.parameters.values())
+
+
+def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float) -> Distance:
+    """Of a parameter rebuilt from its slots to what training made of it; or of both seen through probes."""
+    error = float((dual - after).norm())
+    return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor)
+
+
+def rounding_floor(steps: int, after: Tensor, squares: float, eps: float, stored_eps: float) -> float:
+    """Every slot is rounded once by training and once by storage, every weight once a step.
+
+    `squares` is the sum of the squared sizes of what the slots have added.
+    """
+    return 4.0 * float(max(eps, stored_eps) * squares**0.5 + eps * steps**0.5 * float(after.norm()))

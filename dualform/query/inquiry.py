@@ -1,0 +1,36 @@
+"""What is asked about: some queries to a layer of a run, and the scores its slots get for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dualform.query.folds import AttentionScores, Fold, GivenScores, Scores
+from dualform.query.groups import By, Grouping
+from dualform.query.scan import Block
+from dualform.query.scope import Scope
+
+
+@dataclass(frozen=True)
+class Inquiry:
+    """Scores are attention weights, unless they were computed before."""
+
+    scope: Scope
+    layer: str
+    queries: Tensor  # (queries, d_in)
+    given: Tensor | None = None  # (slots, queries), of all slots of the layer
+
+    def grouping(self, by: By | int | None) -> Grouping:
+        return self.scope.grouping(self.layer, by)
+
+    def scan(self, folds: Sequence[Fold]) -> None:
+        """Feed all blocks of the chosen slots to the folds."""
+        if not folds:
+            return
+        for block in self.scope.slots(self.layer).scan(self.scope.selection):
+            scores = self._scores(block)
+            for fold in folds:
+                fold.add(block, scores)
+
+    def _scores(self, block: Block) -> Scores:
+        return AttentionScores(block, self.queries) if self.given is None else GivenScores(block, self.given)

@@ -1,0 +1,29 @@
+"""Snapshots as tensors: parameters and optimiser states, each seen as the map it belongs to."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualform.store import Layer, Part, Shard
+
+
+def stored_tensor(shard: Shard, name: str) -> Tensor:
+    """A tensor of a shard's state, in the precision it had."""
+    bits = torch.from_numpy(np.array(shard[name]))
+    return bits.view(torch.bfloat16) if shard.dtype(name) == "BF16" else bits
+
+
+def as_map(layer: Layer, weight: Tensor) -> Tensor:
+    """A weight as the map (d_out, d_in) it is, and back: an embedding's has a row for each key."""
+    return weight.mT if layer.one_hot else weight
+
+
+def parameter(shard: Shard, layer: Layer, part: Part) -> Tensor:
+    """A parameter as it was at the end of a shard."""
+    return as_map(layer, stored_tensor(shard, f"state/parameters/{part.parameter}"))
+
+
+def optimizer_entry(shard: Shard, layer: Layer, part: Part, entry: str) -> Tensor | None:
+    """An entry of the optimiser's state for a parameter, such as its momentum; None: there was none yet."""
+    name = f"state/optimizers/{part.optimizer}/{part.parameter}/{entry}"
+    return as_map(layer, stored_tensor(shard, name)) if name in shard else None
