@@ -54,21 +54,24 @@ class Adjoint:
         self.momentum: Number = 0.0  # and of the momentum before them
 
     def back(self, step: Step) -> Number:
-        """The coefficient of the gradient of this step, the one before those followed so far."""
+        """The coefficient of the gradient of this step, the one before those followed so far; the caller's to keep.
+
+        Matrices are changed in place and zeros left out: a fresh matrix costs more than what is done to it.
+        """
         if not _is_zero(step.beta):
-            self.momentum = self.momentum - self.weight * step.beta
-        gradient: Number = (step.sign * step.intake) * self.momentum
+            self.momentum -= self.weight * step.beta
+        gradient: Number = self.momentum * (step.sign * step.intake)
         if not _is_zero(step.alpha):
-            gradient = gradient - (step.sign * step.alpha) * self.weight
-        self.weight = step.keep * self.weight
+            gradient -= self.weight * (step.sign * step.alpha)
+        self.weight *= step.keep
         if not _is_zero(step.decay):
             self.weight = self.weight + (step.decay / step.sign) * gradient
-        self.momentum = step.carry * self.momentum
+        self.momentum *= step.carry
         return gradient
 
 
 def _is_zero(number: Number) -> bool:
-    """Whether a term can be left out: with matrices for the rest, to add nothing is a pass over memory."""
+    """Whether a term can be left out."""
     return isinstance(number, float) and number == 0.0
 
 

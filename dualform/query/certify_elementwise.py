@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualform.algebra import Adjoint, Step
 from dualform.query.distance import STORED_EPS, Stretch, distance, rounding_floor
-from dualform.query.rebuild import initial_of
+from dualform.query.rebuild import LongSum, initial_of
 from dualform.query.replay import Replay
 from dualform.query.scan import Slots
 from dualform.query.state import parameter
@@ -42,13 +42,13 @@ class _Rebuilt:
         self.after = after
         self._run, self._layer, self._before = run, layer, before
         self._adjoints = {part: Adjoint() for part in layer.trained}
-        self._added = {part: torch.zeros_like(parameter(before, layer, part).double()) for part in layer.trained}
+        self._added = {part: LongSum() for part in layer.trained}
         self._squares = dict.fromkeys(layer.trained, 0.0)
 
     def add(self, part: Part, step: Step, gradient: Tensor) -> None:
         added = self._adjoints[part].back(step) * gradient
-        self._added[part] += added
-        self._squares[part] += float(added.norm()) ** 2
+        self._added[part].add(added)
+        self._squares[part] += float(torch.linalg.vector_norm(added)) ** 2
 
     def stretch(self) -> Stretch:
         first, last = self._before.info.last_step, self.after.info.last_step
@@ -59,5 +59,5 @@ class _Rebuilt:
             initial = initial_of(self._run, self._before, self._layer, part, adjoint.weight, adjoint.momentum)
             eps = torch.finfo(before.dtype).eps
             floor = rounding_floor(last - first, after, self._squares[part], eps, stored_eps)
-            found[part.parameter] = distance(initial + self._added[part], before.double(), after.double(), floor)
+            found[part.parameter] = distance(initial + self._added[part].total, before.double(), after.double(), floor)
         return Stretch(first, last, found)

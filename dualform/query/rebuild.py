@@ -63,19 +63,42 @@ def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since:
 def _replayed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
     layer = slots.layer
     adjoints = {part: Adjoint() for part in layer.trained}
-    added = {part: torch.zeros_like(parameter(since, layer, part).double()) for part in layer.trained}
+    added = {part: LongSum() for part in layer.trained}
     for move in Replay(run, slots).latest_first(selection.until, since.info.last_step):
         blocks = slots.chosen_blocks(move.shard, move.passes, selection) if selection.conditions else []
         for part, moved in move.parts.items():
             worth = adjoints[part].back(moved.step())
             if not selection.conditions:
-                added[part] += worth * moved.gradient
+                added[part].add(worth * moved.gradient)
             for block in blocks:
-                added[part] += worth * (gradient(block, part) * float(block.factors(part)[0]))
-    return {
-        part: Rebuilt(initial_of(run, since, layer, part, adjoints[part].weight, adjoints[part].momentum), added[part])
-        for part in layer.trained
-    }
+                added[part].add(worth * (gradient(block, part) * float(block.factors(part)[0])))
+    found = {}
+    for part, adjoint in adjoints.items():
+        initial = initial_of(run, since, layer, part, adjoint.weight, adjoint.momentum)
+        found[part] = Rebuilt(initial, torch.zeros_like(initial) + added[part].total)
+    return found
+
+
+class LongSum:
+    """A sum of many matrices, in float64 from one stretch of them to the next: to widen each takes long."""
+
+    _STRETCH = 64
+
+    def __init__(self) -> None:
+        self._long: Tensor | float = 0.0
+        self._short: Tensor | None = None
+        self._count = 0
+
+    def add(self, matrix: Tensor) -> None:
+        """Take a matrix, which is from now on the sum's own."""
+        self._short = matrix if self._short is None else self._short.add_(matrix)
+        self._count += 1
+        if self._count == self._STRETCH:
+            self._long, self._short, self._count = self.total, None, 0
+
+    @property
+    def total(self) -> Tensor | float:
+        return self._long if self._short is None else self._long + self._short.double()
 
 
 def initial_part(run: Run, snapshot: Shard, layer: Layer, part: Part, of: Coefficients) -> Tensor:

@@ -26,7 +26,8 @@ def rule_for(optimizer: Optimizer) -> Rule:
 
 def _kind(optimizer: Optimizer) -> str:
     """The optimiser of torch that this one is, or is derived from without a step of its own."""
-    for base in type(optimizer).__mro__:
+    bases = (base for base in type(optimizer).__mro__ if issubclass(base, Optimizer))
+    for base in bases:
         if base.__module__.startswith("torch.optim.") and base.__name__ in RULES:
             # torch wraps `step` when an optimiser is made; below that it is the same function, or it is not
             if unwrap(type(optimizer).step) is not unwrap(base.step):
