@@ -1,18 +1,22 @@
 """The naive reference: one gradient per example by autograd, one dense matrix per example, float64.
 
-It knows nothing of keys, values, hooks or coefficients. It follows torch.optim.SGD's documented update on
-a weight that is split into pieces, the initial one and one per tag value; each piece gets the gradient of
-its own examples. SGD is linear, so the pieces add up to the real weight, and each is what `where` means.
+It knows nothing of keys, values, hooks or coefficients. It follows the documented updates of torch's
+optimisers on a weight that is split into pieces, the initial one and one per tag value; each piece gets the
+gradient of its own examples. What an optimiser divides by is that of the whole weight, for all pieces. Then an
+update is linear, so the pieces add up to the real weight, and each is what `where` means.
 """
 
 from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 INITIAL = "initial"
+Group = dict[str, Any]
 
 
 @dataclass
@@ -21,57 +25,179 @@ class Piece:
     momentum: Tensor
 
 
+Move = Callable[[Piece, Tensor], None]  # a piece by its own signed and decayed gradient
+
+
 @dataclass
-class DenseSGD:
+class Whole:
+    """What the optimiser holds for a parameter as one."""
+
+    square: Tensor
+    largest: Tensor
+    mean: Tensor
+    count: int = 0
+    has_momentum: bool = False
+    mu_product: float = 1.0
+
+
+@dataclass
+class Dense:
     """Follows every parameter of a model, split into pieces."""
 
     model: nn.Module
+    kind: str = "SGD"
     pieces: dict[str, dict[Any, Piece]] = field(default_factory=dict)
-    has_momentum: dict[str, bool] = field(default_factory=dict)
+    whole: dict[str, Whole] = field(default_factory=dict)
+    condition: float = 1.0  # the least that any entry of a gradient was of the sizes it is the sum of
 
     def __post_init__(self) -> None:
         for name, parameter in self.model.named_parameters():
             value = parameter.detach().clone()
             self.pieces[name] = {INITIAL: Piece(value, torch.zeros_like(value))}
-            self.has_momentum[name] = False
+            self.whole[name] = Whole(torch.zeros_like(value), torch.zeros_like(value), torch.zeros_like(value))
 
     def start_warm(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take over the momentum an optimiser already has."""
+        """Take over the state an optimiser already has."""
         for name, parameter in self.model.named_parameters():
-            buffer = optimizer.state.get(parameter, {}).get("momentum_buffer")
-            self.pieces[name][INITIAL].weight = parameter.detach().clone()
-            if buffer is not None:
-                self.pieces[name][INITIAL].momentum = buffer.clone()
-                self.has_momentum[name] = True
+            state, whole, piece = optimizer.state.get(parameter, {}), self.whole[name], self.pieces[name][INITIAL]
+            piece.weight = parameter.detach().clone()
+            for entry in ("momentum_buffer", "exp_avg"):
+                if state.get(entry) is not None:
+                    piece.momentum, whole.has_momentum = state[entry].clone(), True
+            for entry, ours in {
+                "exp_avg_sq": "square", "square_avg": "square", "sum": "square", "max_exp_avg_sq": "largest",
+                "grad_avg": "mean",
+            }.items():  # fmt: skip
+                if entry in state:
+                    setattr(whole, ours, state[entry].clone())
+            whole.count, whole.mu_product = int(state.get("step", 0)), float(state.get("mu_product", 1.0))
 
-    def step(self, gradients: dict[str, dict[Any, Tensor]], groups: dict[str, dict[str, Any]]) -> None:
+    def step(self, gradients: dict[str, dict[Any, Tensor]], groups: dict[str, Group]) -> None:
         """One step, given each parameter's gradient per tag value; a parameter not in `gradients` is skipped."""
         for name, by_tag in gradients.items():
             group, pieces = groups[name], self.pieces[name]
+            decoupled = self.kind == "AdamW" or group.get("decoupled_weight_decay", False)
+            sign, decay = -1.0 if group["maximize"] else 1.0, 0.0 if decoupled else group["weight_decay"]
+            zero = torch.zeros_like(pieces[INITIAL].weight)
             for tag in by_tag:
-                zero = torch.zeros_like(pieces[INITIAL].weight)
                 pieces.setdefault(tag, Piece(zero.clone(), zero.clone()))
+            total = sum(by_tag.values(), zero)
+            self._note_condition(total, sum((gradient.abs() for gradient in by_tag.values()), zero))
+            move = _UPDATES[self.kind](group, self.whole[name], sign * total + decay * self.weight(name))
             for tag, piece in pieces.items():
-                gradient = by_tag.get(tag, torch.zeros_like(piece.weight))
-                _sgd(piece, -gradient if group["maximize"] else gradient, group, self.has_momentum[name])
-            self.has_momentum[name] |= group["momentum"] != 0
+                g = sign * by_tag.get(tag, zero) + decay * piece.weight
+                if decoupled:
+                    piece.weight = piece.weight * (1 - group["lr"] * group["weight_decay"])
+                move(piece, g)
 
-    def weight(self, name: str, tag: Any = None) -> Tensor:
-        """The whole parameter, or the initial piece with one tag's."""
+    def _note_condition(self, gradient: Tensor, sizes: Tensor) -> None:
+        there = sizes > 0
+        if there.any():
+            self.condition = min(self.condition, float((gradient.abs()[there] / sizes[there]).min()))
+
+    def weight(self, name: str, tags: Collection[Any] | None = None) -> Tensor:
+        """The whole parameter, or the initial piece with those of some tags."""
         pieces = self.pieces[name]
-        chosen = pieces.values() if tag is None else [pieces[INITIAL], *([pieces[tag]] if tag in pieces else [])]
+        chosen = [piece for tag, piece in pieces.items() if tags is None or tag == INITIAL or tag in tags]
         return torch.stack([piece.weight for piece in chosen]).sum(dim=0)
 
 
-def _sgd(piece: Piece, gradient: Tensor, group: dict[str, Any], has_momentum: bool) -> None:
-    gradient = gradient + group["weight_decay"] * piece.weight
-    if group["momentum"] != 0:
-        if has_momentum:
-            piece.momentum = group["momentum"] * piece.momentum + (1 - group["dampening"]) * gradient
-        else:
-            piece.momentum = gradient
-        gradient = gradient + group["momentum"] * piece.momentum if group["nesterov"] else piece.momentum
-    piece.weight = piece.weight - group["lr"] * gradient
+def _sgd(group: Group, whole: Whole, g: Tensor) -> Move:
+    fresh, momentum = not whole.has_momentum, group["momentum"]
+    whole.has_momentum |= momentum != 0
+
+    def move(piece: Piece, g: Tensor) -> None:
+        if momentum != 0:
+            piece.momentum = g if fresh else momentum * piece.momentum + (1 - group["dampening"]) * g
+            g = g + momentum * piece.momentum if group["nesterov"] else piece.momentum
+        piece.weight = piece.weight - group["lr"] * g
+
+    return move
+
+
+def _second_moment(group: Group, whole: Whole, g: Tensor) -> Tensor:
+    """Of the whole, one step on and corrected for its start at zero."""
+    beta2 = group["betas"][1]
+    whole.count += 1
+    whole.square = beta2 * whole.square + (1 - beta2) * g**2
+    whole.largest = torch.maximum(whole.largest, whole.square)
+    counted = whole.largest if group.get("amsgrad") else whole.square
+    return counted / float(1 - beta2**whole.count)
+
+
+def _adam(group: Group, whole: Whole, g: Tensor) -> Move:
+    divisor = _second_moment(group, whole, g).sqrt() + group["eps"]
+    beta1 = group["betas"][0]
+    lr = group["lr"] / (1 - beta1**whole.count)
+
+    def move(piece: Piece, g: Tensor) -> None:
+        piece.momentum = beta1 * piece.momentum + (1 - beta1) * g
+        piece.weight = piece.weight - lr * piece.momentum / divisor
+
+    return move
+
+
+def _nadam(group: Group, whole: Whole, g: Tensor) -> Move:
+    divisor = _second_moment(group, whole, g).sqrt() + group["eps"]
+    beta1, lr = group["betas"][0], group["lr"]
+    now, then = (beta1 * (1 - 0.5 * 0.96 ** (t * group["momentum_decay"])) for t in (whole.count, whole.count + 1))
+    whole.mu_product = float(np.float32(whole.mu_product) * np.float32(now))
+
+    def move(piece: Piece, g: Tensor) -> None:
+        piece.momentum = beta1 * piece.momentum + (1 - beta1) * g
+        ahead = then / (1 - whole.mu_product * then) * piece.momentum
+        piece.weight = piece.weight - lr * ((1 - now) / (1 - whole.mu_product) * g + ahead) / divisor
+
+    return move
+
+
+def _radam(group: Group, whole: Whole, g: Tensor) -> Move:
+    second = _second_moment(group, whole, g)
+    (beta1, beta2), t = group["betas"], whole.count
+    rho_inf = 2 / (1 - beta2) - 1
+    rho = rho_inf - 2 * t * beta2**t / (1 - beta2**t)
+    scale: Tensor | float = 1.0
+    if rho > 5:
+        rectified = ((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)) ** 0.5
+        correction = (1 - beta2**t) ** 0.5
+        scale = rectified * correction / ((second * (1 - beta2**t)).sqrt() + group["eps"])
+
+    def move(piece: Piece, g: Tensor) -> None:
+        piece.momentum = beta1 * piece.momentum + (1 - beta1) * g
+        piece.weight = piece.weight - group["lr"] * scale * piece.momentum / (1 - beta1**t)
+
+    return move
+
+
+def _rmsprop(group: Group, whole: Whole, g: Tensor) -> Move:
+    share = group["alpha"]
+    whole.square = share * whole.square + (1 - share) * g**2
+    whole.mean = share * whole.mean + (1 - share) * g
+    divisor = (whole.square - whole.mean**2 if group["centered"] else whole.square).sqrt() + group["eps"]
+
+    def move(piece: Piece, g: Tensor) -> None:
+        piece.momentum = group["momentum"] * piece.momentum + g / divisor
+        piece.weight = piece.weight - group["lr"] * piece.momentum
+
+    return move
+
+
+def _adagrad(group: Group, whole: Whole, g: Tensor) -> Move:
+    whole.count += 1
+    whole.square = whole.square + g**2
+    lr = group["lr"] / (1 + (whole.count - 1) * group["lr_decay"])
+    divisor = whole.square.sqrt() + group["eps"]
+
+    def move(piece: Piece, g: Tensor) -> None:
+        piece.weight = piece.weight - lr * g / divisor
+
+    return move
+
+
+_UPDATES: dict[str, Callable[[Group, Whole, Tensor], Move]] = {
+    "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "NAdam": _nadam, "RAdam": _radam, "RMSprop": _rmsprop,
+    "Adagrad": _adagrad,
+}  # fmt: skip
 
 
 def example_gradients(

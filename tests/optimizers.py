@@ -16,7 +16,8 @@ _BETAS = {
 OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "SGD": {
         **_COMMON,
-        "momentum": st.sampled_from([0.0, 0.9]),
+        "momentum": st.just(0.9),
+        "nesterov": st.booleans(),
     },
     "Adam": {**_DECOUPLED, **_BETAS, "amsgrad": st.booleans()},
     "AdamW": {**_COMMON, **_BETAS, "amsgrad": st.booleans()},

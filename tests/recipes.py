@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dualform
-from tests.dense import DenseSGD, example_gradients
+from tests.dense import Dense, example_gradients
+from tests.optimizers import make, options
 
 CLASSES = 3
 
@@ -21,9 +22,9 @@ class StepRecipe:
     """One step: its hyper-parameters, its micro-batches, and what is done to the gradient."""
 
     lr: float
-    momentum: float
+    momentum: float  # of SGD
     weight_decay: float
-    dampening: float
+    dampening: float  # of SGD
     batches: tuple[int, ...]  # sizes of the accumulated micro-batches
     clip: float | None
     clip_each: bool  # after every micro-batch instead of once
@@ -37,8 +38,8 @@ class Recipe:
 
     widths: tuple[int, ...]
     bias: bool
-    nesterov: bool
-    maximize: bool
+    optimizer: str
+    options: dict[str, Any]
     warm_steps: int
     bias_lr_factor: float  # biases are in a group of their own
     steps: tuple[StepRecipe, ...]
@@ -61,14 +62,15 @@ def step_recipes(draw: st.DrawFn) -> StepRecipe:
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
+def recipes(draw: st.DrawFn, optimizers: list[str] | None = None) -> Recipe:
+    name, given = draw(options(optimizers))
     # Wide enough for the factors of all passes to be determined: a gradient has to have more numbers than that.
     hidden = draw(st.lists(st.integers(3, 6), min_size=1, max_size=2))
     return Recipe(
         widths=(draw(st.integers(2, 5)), *hidden, CLASSES),
         bias=draw(st.booleans()),
-        nesterov=draw(st.booleans()),
-        maximize=draw(st.booleans()),
+        optimizer=name,
+        options=given,
         warm_steps=draw(st.integers(0, 2)),
         bias_lr_factor=draw(st.sampled_from([1.0, 2.0])),
         steps=tuple(draw(st.lists(step_recipes(), min_size=1, max_size=5))),
@@ -81,9 +83,10 @@ class Trained:
     """A recorded run with everything there is to compare it with."""
 
     model: nn.Sequential
-    reference: DenseSGD
+    reference: Dense
+    labels: list[int] = field(default_factory=list)  # of each example, by its id
     states: list[dict[str, Tensor]] = field(default_factory=list)  # after 0, 1, ... steps
-    references: list[DenseSGD] = field(default_factory=list)
+    references: list[Dense] = field(default_factory=list)
 
 
 def mlp(widths: tuple[int, ...], bias: bool) -> nn.Sequential:
@@ -101,8 +104,8 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trained:
     weights = [p for name, p in model.named_parameters() if name.endswith("weight")]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     groups = [{"params": weights}, *([{"params": biases}] if biases else [])]
-    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=recipe.nesterov, maximize=recipe.maximize)
-    trained = Trained(model, DenseSGD(model))
+    optimizer = make(recipe.optimizer, groups, 0.1, recipe.options)
+    trained = Trained(model, Dense(model, recipe.optimizer))
     for _ in range(recipe.warm_steps):
         optimizer.zero_grad()
         _loss(model, *_batch(recipe, 3, generator)).backward()
@@ -112,7 +115,7 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trained:
     trained.references.append(copy.deepcopy(trained.reference))
     with dualform.record(model, optimizer, path, dtype="float64", **options) as recorder:
         for step in recipe.steps:
-            _take(recipe, step, model, optimizer, recorder, trained.reference, generator)
+            _take(recipe, step, trained, optimizer, recorder, generator)
             trained.states.append(_copy(model))
             trained.references.append(copy.deepcopy(trained.reference))
     return trained
@@ -134,30 +137,33 @@ def _loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 def _take(
     recipe: Recipe,
     step: StepRecipe,
-    model: nn.Sequential,
-    optimizer: torch.optim.SGD,
+    trained: Trained,
+    optimizer: torch.optim.Optimizer,
     recorder: dualform.Recorder,
-    reference: DenseSGD,
     generator: torch.Generator,
 ) -> None:
+    model = trained.model
     for i, group in enumerate(optimizer.param_groups):
-        group["lr"] = step.lr * (recipe.bias_lr_factor if i else 1.0)
-        group["momentum"], group["weight_decay"], group["dampening"] = step.momentum, step.weight_decay, step.dampening
+        group["lr"], group["weight_decay"] = step.lr * (recipe.bias_lr_factor if i else 1.0), step.weight_decay
+        if recipe.optimizer == "SGD":
+            group["momentum"], group["dampening"] = step.momentum, step.dampening
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != step.frozen)
     optimizer.zero_grad()
     if step.zeroed:
         inputs, targets = _batch(recipe, 2, generator)
-        recorder.tag(label=targets)
+        recorder.tag(id=-1, label=targets)
         _loss(model, inputs, targets).backward()
         optimizer.zero_grad()
     twin = _twin(recipe, model)
     gradients: dict[str, dict[Any, Tensor]] = {}
     for i, size in enumerate(step.batches):
         inputs, targets = _batch(recipe, size, generator)
-        recorder.tag(label=targets)
+        ids = list(range(len(trained.labels), len(trained.labels) + size))
+        trained.labels += targets.tolist()
+        recorder.tag(id=ids, label=targets)
         _loss(model, inputs, targets).backward()
-        _add(gradients, example_gradients(twin, inputs, targets, targets.tolist(), 1.0))
+        _add(gradients, example_gradients(twin, inputs, targets, ids, 1.0))
         if step.clip is not None and (step.clip_each or i == len(step.batches) - 1):
             norm = nn.utils.clip_grad_norm_(model.parameters(), step.clip)
             _scale(gradients, min(1.0, step.clip / (float(norm) + 1e-6)))
@@ -165,7 +171,7 @@ def _take(
         name: next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
         for name, parameter in model.named_parameters()
     }
-    reference.step(gradients, {name: dict(group) for name, group in groups.items()})
+    trained.reference.step(gradients, {name: dict(group) for name, group in groups.items()})
     optimizer.step()
     for parameter in model.parameters():
         parameter.requires_grad_(True)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import NotRecorded, RecordingError, UnexplainedGradient
-from tests.dense import DenseSGD
+from tests.dense import Dense
 from tests.recorder.loops import assert_exact, record, sgd
 from tests.recorder.sequences import HIDDEN, VOCABULARY, WIDTH, Model, Shape, Slots, Unrolled
 
@@ -30,7 +30,7 @@ class Trained:
 
     model: Model
     slots: dict[str, Slots]
-    reference: DenseSGD
+    reference: Dense
     states: list[dict[str, Tensor]]  # after 0, 1, ... steps
 
 
@@ -48,7 +48,7 @@ def train(path: Path, shape: Shape = Shape(), clip: float = 1e6, **options: Any)
     text = torch.randint(VOCABULARY, (2 * SPAN * BATCH + BATCH + 1,))
     model, twin = Model(shape), Unrolled(shape)
     optimizer = sgd(model, **{"lr": 0.3, "momentum": 0.0, **sgd_options})
-    trained = Trained(model, twin.slots, DenseSGD(model), [copy_of(model)])
+    trained = Trained(model, twin.slots, Dense(model), [copy_of(model)])
     groups = dict.fromkeys(dict(model.named_parameters()), optimizer.param_groups[0])
     state = None
     with record(model, optimizer, path, **options) as recorder:
@@ -93,7 +93,7 @@ def test_every_layer_is_its_initial_part_and_its_tokens(
             for name, weight in memory.weights(layer).items():
                 assert_close(weight, trained.reference.weight(name), rtol=1e-9, atol=1e-9)
             for name, weight in memory.where(position=7).weights(layer).items():
-                assert_close(weight, trained.reference.weight(name, 7), rtol=1e-9, atol=1e-9)
+                assert_close(weight, trained.reference.weight(name, [7]), rtol=1e-9, atol=1e-9)
             for name, weight in memory.until(2).weights(layer).items():
                 assert_close(weight, trained.states[2][name], rtol=1e-9, atol=1e-9)
 
