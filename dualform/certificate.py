@@ -1,9 +1,10 @@
 """The certificate: the measured distance between the primal and the dual form of a run."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from dualform.query.distance import Stretch
+from dualform.query.distance import Distance, Stretch
 
 
 @dataclass(frozen=True)
@@ -12,6 +13,9 @@ class LayerCertificate:
 
     whole: Stretch | None
     chapters: list[Stretch]
+    cancelled: Mapping[str, float] = field(
+        default_factory=dict
+    )  # why it failed: the share of a gradient that is rounding
 
     @property
     def relative_error(self) -> float:
@@ -22,11 +26,16 @@ class LayerCertificate:
         stretches = [*self.chapters, *([self.whole] if self.whole else [])]
         return all(stretch.ok(tolerance) for stretch in stretches)
 
+    def _note(self, name: str, distance: Distance, tolerance: float) -> str | None:
+        share = self.cancelled.get(name, 0.0)
+        if share and not distance.ok(tolerance):
+            return f"NOT EXACT: {share:.0%} of its units' gradients are rounding only, which the optimiser magnifies"
+        return "no net gradient" if distance.no_net_gradient else None
+
     def to_dict(self, tolerance: float) -> dict[str, Any]:
         parameters = {}
         for name, distance in (self.whole.parameters if self.whole else {}).items():
-            note = "no net gradient" if distance.no_net_gradient else None
-            parameters[name] = {"relative_error": distance.relative, "note": note}
+            parameters[name] = {"relative_error": distance.relative, "note": self._note(name, distance, tolerance)}
         return {
             "relative_error": self.relative_error,
             "ok": self.ok(tolerance),
@@ -90,6 +99,8 @@ class Certificate:
         for name, layer in self.layers.items():
             mark = "ok" if layer.ok(self.tolerance) else "NOT EXACT"
             lines.append(f"  {name}: relative error {layer.relative_error:.1e}  {mark}")
+            notes = {one: facts["note"] for one, facts in layer.to_dict(self.tolerance)["parameters"].items()}
+            lines += [f"    {one}: {note}" for one, note in notes.items() if note]
         lines.append(
             f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
             f"recording (residual {self.worst_residual:.1e} at worst)"

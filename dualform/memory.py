@@ -14,6 +14,7 @@ is counted once. Parameters that were not recorded (norms, convolutions) keep th
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from dualform.certificate import Certificate, LayerCertificate
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
+from dualform.query.cancelling import cancelled
 from dualform.query.certify import audited_steps, certify
 from dualform.query.coefficients import Ledger
 from dualform.query.directions import directions
@@ -190,7 +192,7 @@ class Memory:
         if storage.values:
             for name, layer in self._run.layers.items():
                 progress(name)
-                layers[name] = LayerCertificate(*certify(self._run, self._ledger, Slots(self._run, layer)))
+                layers[name] = self._certify(Slots(self._run, layer))
         return Certificate(
             layers=layers,
             tolerance=TOLERANCE[storage.dtype],
@@ -201,6 +203,12 @@ class Memory:
             keys_only=not storage.values,
             unread=self._run.unread,
         )
+
+    def _certify(self, slots: Slots) -> LayerCertificate:
+        found = LayerCertificate(*certify(self._run, self._ledger, slots))
+        if self._scope.elementwise(slots.layer.name) and not found.ok(TOLERANCE[self._run.manifest.storage.dtype]):
+            return replace(found, cancelled=cancelled(self._run, slots))
+        return found
 
     def _compare(self, model: nn.Module) -> str | None:
         """Whether a model's weights are those the run ends with."""
