@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import dualform
-from dualform.errors import NotRecorded, RecordingError, UnexplainedGradient
+from dualform.errors import NotRecorded, QueryError, RecordingError, UnexplainedGradient
 from tests.dense import Dense
+from tests.optimizers import make, options
 from tests.recorder.loops import assert_exact, record, sgd
 from tests.recorder.sequences import HIDDEN, VOCABULARY, WIDTH, Model, Shape, Slots, Unrolled
 
@@ -42,13 +43,16 @@ def stretches(text: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         yield text[positions], text[positions + 1], positions
 
 
-def train(path: Path, shape: Shape = Shape(), clip: float = 1e6, **options: Any) -> Trained:  # noqa: B008
+def train(
+    path: Path, shape: Shape = Shape(), clip: float = 1e6, kind: str = "SGD", lr: float = 0.3,  # noqa: B008
+    given_options: dict[str, Any] | None = None, **options: Any,
+) -> Trained:  # fmt: skip
     """The model, recorded, and beside it the dense reference, fed with gradients token by token."""
-    sgd_options = {name: options.pop(name) for name in ("lr", "momentum", "weight_decay") if name in options}
     text = torch.randint(VOCABULARY, (2 * SPAN * BATCH + BATCH + 1,))
     model, twin = Model(shape), Unrolled(shape)
-    optimizer = sgd(model, **{"lr": 0.3, "momentum": 0.0, **sgd_options})
-    trained = Trained(model, twin.slots, Dense(model), [copy_of(model)])
+    optimizer = make(kind, model.parameters(), lr, given_options or {})
+    trained = Trained(model, twin.slots, Dense(model, kind), [copy_of(model)])
+    trained.reference.start_warm(optimizer)  # Adagrad's fresh state is not empty
     groups = dict.fromkeys(dict(model.named_parameters()), optimizer.param_groups[0])
     state = None
     with record(model, optimizer, path, **options) as recorder:
@@ -78,15 +82,16 @@ shapes = st.builds(
 )
 
 
-@given(
-    shapes, st.sampled_from([0.0, 0.9]), st.sampled_from([0.0, 0.01]), st.sampled_from([0.01, 1e6]), st.integers(0, 999)
-)
+@given(shapes, options(), st.sampled_from([0.01, 1e6]), st.integers(0, 999))
 def test_every_layer_is_its_initial_part_and_its_tokens(
-    shape: Shape, momentum: float, weight_decay: float, clip: float, seed: int
+    shape: Shape, optimizer: tuple[str, dict[str, Any]], clip: float, seed: int
 ) -> None:
     torch.manual_seed(seed)
+    kind, given_options = optimizer
     with TemporaryDirectory() as path:
-        trained = train(Path(path) / "run", shape, clip, momentum=momentum, weight_decay=weight_decay)
+        trained = train(Path(path) / "run", shape, clip, kind, 0.3 if kind == "SGD" else 0.01, given_options)
+        if kind != "SGD":
+            assume(trained.reference.condition > 1e-5)
         memory = assert_exact(Path(path) / "run", trained.model, STEPS)
         assert memory.unrecorded == []
         for layer in memory.layers:
@@ -96,6 +101,22 @@ def test_every_layer_is_its_initial_part_and_its_tokens(
                 assert_close(weight, trained.reference.weight(name, [7]), rtol=1e-9, atol=1e-9)
             for name, weight in memory.until(2).weights(layer).items():
                 assert_close(weight, trained.states[2][name], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+def test_contributions_of_tokens_add_up(tmp_path: Path, kind: str) -> None:
+    trained = train(tmp_path / "run", kind=kind, lr=0.01)
+    memory, model = dualform.load(tmp_path / "run"), trained.model
+    tokens, target = torch.randint(VOCABULARY, (2, 4)), [3, 5]
+    spotlight = memory.attend(model, tokens, rows=-1)
+    for layer in memory.layers:
+        contribution = spotlight[layer].contribution(target)
+        found = contribution.initial() + torch.from_numpy(contribution.total()["total"])
+        assert_close(found, contribution.output(), rtol=1e-9, atol=1e-9)
+    logits = model(tokens)[0][:, -1].detach()
+    assert_close(found, logits[[0, 1], target], rtol=1e-9, atol=1e-9)  # of the decoder, the last layer
+    with pytest.raises(QueryError, match="say whose target it is, such as rows=-1"):
+        memory.attend(model, tokens)["decoder"].contribution(target)
 
 
 @pytest.mark.parametrize("batch_first", [False, True])

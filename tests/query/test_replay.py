@@ -1,0 +1,107 @@
+"""Replayed moments: however a chapter is cut, however torch steps, and where no replay can be exact."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import dualform
+from dualform.query import replay
+from tests.optimizers import ELEMENTWISE
+from tests.recorder.loops import assert_exact, network, record, step
+
+
+def train(path: Path, kind: str, steps: int = 12, **options: Any) -> nn.Sequential:
+    torch.manual_seed(1)
+    model = network(nn.Tanh())
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
+    with record(model, optimizer, path) as recorder:
+        for number in range(steps):
+            step(model, optimizer)
+            if number == 6:
+                recorder.sync()
+    return model
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+def test_a_chapter_may_be_cut_anyhow(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments of the root of a chapter's steps, made twice, and whole chapters, made once, are the same."""
+    model = train(tmp_path / "run", kind, weight_decay=0.1)
+    whole = {layer: dualform.load(tmp_path / "run").weights(layer) for layer in ("0", "2")}
+    monkeypatch.setattr(replay, "_KEPT_BYTES", 0)
+    memory = assert_exact(tmp_path / "run", model, steps=12)
+    for layer, weights in whole.items():
+        for name, weight in memory.weights(layer).items():
+            assert_close(weight, weights[name], rtol=0, atol=0)
+
+
+def test_little_of_a_chapter_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most the moves of one segment and a state for each segment: no more than twice the root of the steps."""
+    train(tmp_path / "run", "Adam", steps=106)
+    monkeypatch.setattr(replay, "_KEPT_BYTES", 0)
+    memory = dualform.load(tmp_path / "run")
+    taken: list[int] = []
+    take = replay._Chapter._take
+
+    def counted(self: Any, state: Any, number: int) -> Any:
+        taken.append(number)
+        return take(self, state, number)
+
+    monkeypatch.setattr(replay._Chapter, "_take", counted)
+    moves = replay.Replay(memory._run, memory._scope.slots("0")).latest_first(106)
+    assert [next(moves).number for _ in range(3)] == [105, 104, 103]
+    assert taken[-9:] == list(range(97, 106))  # the last segment of 99 steps, and no more, was made again
+    assert [move.number for move in moves] == list(range(102, -1, -1))
+    assert len(taken) <= 2 * 106  # two products a step
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adagrad", "SGD"])
+def test_fused_steps_differ_by_rounding_only(tmp_path: Path, kind: str) -> None:
+    assert_exact(tmp_path / "run", train(tmp_path / "run", kind, fused=True), steps=12)
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+def test_steps_of_many_parameters_at_once_differ_by_rounding_only(tmp_path: Path, kind: str) -> None:
+    assert_exact(tmp_path / "run", train(tmp_path / "run", kind, foreach=True), steps=12)
+
+
+def test_hyper_parameters_may_be_tensors(tmp_path: Path) -> None:
+    lr, beta1, beta2 = torch.tensor([0.01, 0.9, 0.99], dtype=torch.float64)  # torch computes with them as they are
+    model = train(tmp_path / "run", "Adam", lr=lr, betas=(beta1, beta2))
+    assert_exact(tmp_path / "run", model, steps=12)
+
+
+def sick(path: Path, optimizer: torch.optim.Optimizer, model: nn.Module, loss: Callable[[], Tensor]) -> Any:
+    with record(model, optimizer, path, dtype="float32"):  # coarser than the training
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss().backward()
+            optimizer.step()
+    return dualform.load(path).verify()
+
+
+def test_rows_that_cancel_are_reported(tmp_path: Path) -> None:
+    """x and 3x with errors 3 and -1: the gradient is rounding, and Adam makes full steps of it."""
+    model, one = nn.Linear(5, 4, bias=False).double(), torch.randn(1, 5).double()
+    rows, errors = torch.cat([one, 3 * one]), torch.tensor([[0.3], [-0.1]]).double()
+    adam = torch.optim.Adam(model.parameters())
+    certificate = sick(tmp_path / "run", adam, model, lambda: (model(rows) * errors).sum())
+    assert not certificate.ok
+    assert "NOT EXACT" in certificate.headline
+    note = certificate.to_dict()["layers"][""]["parameters"]["weight"]["note"]
+    assert note == "NOT EXACT: 100% of its units' gradients are rounding only, which the optimiser magnifies"
+    assert note in str(certificate)
+
+
+def test_a_centred_second_moment_of_constant_gradients_is_reported(tmp_path: Path) -> None:
+    """The mean square less the squared mean is rounding, and its root is divided by."""
+    model, one = nn.Linear(5, 4).double(), torch.randn(1, 5).double()
+    rmsprop = torch.optim.RMSprop(model.parameters(), alpha=0.5, centered=True)
+    certificate = sick(tmp_path / "run", rmsprop, model, lambda: F.softplus(model(one) * 1e-9).sum())
+    assert not certificate.ok
+    assert certificate.to_dict()["ok"] is False
