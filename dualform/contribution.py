@@ -3,7 +3,7 @@
     contribution = spotlight["layers.2"].contribution(target=3)
     contribution.top(10, per="id")         # the training examples that speak loudest for class 3
     contribution.total(by="label")         # signed: what each class of examples has added, or taken away
-    contribution.initial() + contribution.total()["total"]      # equals contribution.output()
+    contribution.initial().numpy() + contribution.total()["total"]      # equals contribution.output()
 
 The contribution of a slot to a direction g of a layer's output is c_t (e_t . g)(x_t . q), and likewise of
 its bias; under an optimiser that divides elementwise, e_t^T (R_t (.) g q^T) x_t. All of them are computed

@@ -6,10 +6,10 @@
     memory.without(task="fashion").model(model)      # the model with those slots muted
     memory.until(step=1000).model(model)             # the model as it was
 
-A view keeps the coefficients of the full run: `where` and `without` choose among the recorded
-contributions, they do not retrain. The parts of a partition add up to the whole once the initial part
-is counted once. Parameters that were not recorded (norms, convolutions) keep their final values in
-`where` and `without`; `until` takes those of the last snapshot before it.
+A view keeps the coefficients of the full run, under Adam its second moments too: `where` and `without`
+choose among the recorded contributions, they do not retrain. The parts of a partition add up to the whole
+once the initial part is counted once. Parameters that were not recorded (norms, convolutions) keep their
+final values in `where` and `without`; `until` takes those of the last snapshot before it.
 """
 
 import copy

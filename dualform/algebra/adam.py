@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.algebra.elementwise import count, coupled, kept, numbers, running_square, sign
+from dualform.algebra.elementwise import averaging, betas, count, numbers, running_square
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -20,7 +20,7 @@ SQUARE, LARGEST = "exp_avg_sq", "max_exp_avg_sq"
 
 
 def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
-    return (*numbers(group, COLUMNS[:-3]), *(float(beta) for beta in group["betas"]), count(state))
+    return (*numbers(group, COLUMNS[:-3]), *betas(group), count(state))
 
 
 def read_decoupled(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
@@ -40,14 +40,7 @@ def step(line: Line, moments: Moments) -> Step:
     size = line["lr"] / (1 - line["beta1"] ** steps)
     root = moments[LARGEST if line["amsgrad"] else SQUARE].sqrt()
     divisor = root.div_((1 - line["beta2"] ** steps) ** 0.5).add_(line["eps"])
-    return Step(
-        sign=sign(line),
-        decay=coupled(line),
-        carry=line["beta1"],
-        intake=1 - line["beta1"],
-        keep=kept(line),
-        beta=divisor.reciprocal_().mul_(size),
-    )
+    return averaging(line, beta=divisor.reciprocal_().mul_(size))
 
 
 ADAM = Rule(COLUMNS, read, step, "exp_avg", (SQUARE, LARGEST), advance)

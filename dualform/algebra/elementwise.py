@@ -6,11 +6,17 @@ from typing import Any
 from torch import Tensor
 
 from dualform.algebra.rule import Line
+from dualform.algebra.step import Number, Step
 
 
 def numbers(group: Mapping[str, Any], names: Sequence[str]) -> tuple[float, ...]:
     """Hyper-parameters by value, tensors too; an option that an older torch does not have is off."""
     return tuple(float(group.get(name, False)) for name in names)
+
+
+def betas(group: Mapping[str, Any]) -> tuple[float, float]:
+    beta1, beta2 = group["betas"]
+    return float(beta1), float(beta2)
 
 
 def count(state: Mapping[str, Any]) -> float:
@@ -37,3 +43,9 @@ def running_square(before: Tensor | None, gradient: Tensor, share: float) -> Ten
     if before is None:
         return gradient.square().mul_(1.0 - share)
     return (before * share).addcmul_(gradient, gradient, value=1.0 - share)
+
+
+def averaging(line: Line, *, alpha: Number = 0.0, beta: Number) -> Step:
+    """The Step of Adam and its kin, whose momentum is a running mean of the gradient."""
+    beta1 = line["beta1"]
+    return Step(sign(line), coupled(line), carry=beta1, intake=1 - beta1, keep=kept(line), alpha=alpha, beta=beta)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.algebra.elementwise import count, coupled, kept, numbers, running_square, sign
+from dualform.algebra.elementwise import averaging, betas, count, numbers, running_square
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -26,9 +26,8 @@ SQUARE = "exp_avg_sq"
 def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
     product = state.get("mu_product")
     precision = torch.get_default_dtype() if product is None else product.dtype
-    betas = (float(beta) for beta in group["betas"])
     so_far = 1.0 if product is None else float(product)
-    return (*numbers(group, _OPTIONS), *betas, count(state), so_far, float(precision != torch.float64))
+    return (*numbers(group, _OPTIONS), *betas(group), count(state), so_far, float(precision != torch.float64))
 
 
 def advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
@@ -42,12 +41,8 @@ def step(line: Line, moments: Moments) -> Step:
     product = float(precision(line["mu_product"]) * precision(mu))
     divisor = moments[SQUARE].div(1 - line["beta2"] ** steps).sqrt_().add_(line["eps"])
     scale = divisor.reciprocal_()
-    return Step(
-        sign=sign(line),
-        decay=coupled(line),
-        carry=line["beta1"],
-        intake=1 - line["beta1"],
-        keep=kept(line),
+    return averaging(
+        line,
         alpha=scale * (lr * (1 - mu) / (1 - product)),
         beta=scale * (lr * coming / (1 - product * coming)),
     )

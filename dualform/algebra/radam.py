@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.algebra.elementwise import count, coupled, kept, numbers, running_square, sign
+from dualform.algebra.elementwise import averaging, betas, count, numbers, running_square
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Number, Step
 
@@ -20,7 +20,7 @@ SQUARE = "exp_avg_sq"
 
 
 def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
-    return (*numbers(group, COLUMNS[:-3]), *(float(beta) for beta in group["betas"]), count(state))
+    return (*numbers(group, COLUMNS[:-3]), *betas(group), count(state))
 
 
 def advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
@@ -28,14 +28,7 @@ def advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
 
 
 def step(line: Line, moments: Moments) -> Step:
-    return Step(
-        sign=sign(line),
-        decay=coupled(line),
-        carry=line["beta1"],
-        intake=1 - line["beta1"],
-        keep=kept(line),
-        beta=_scale(line, moments, line["lr"] / (1 - line["beta1"] ** (line["count"] + 1))),
-    )
+    return averaging(line, beta=_scale(line, moments, line["lr"] / (1 - line["beta1"] ** (line["count"] + 1))))
 
 
 def _scale(line: Line, moments: Moments, size: float) -> Number:

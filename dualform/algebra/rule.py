@@ -1,4 +1,4 @@
-"""What dualform has to know of an optimiser. One file each, and that is all it takes: see docs/adam.md.
+"""What dualform has to know of an optimiser. One file each, and that is all it takes: see docs/optimisers.md.
 
 RULE = Rule(COLUMNS, read, step, MOMENTUM)                      # linear: SGD
 RULE = Rule(COLUMNS, read, step, MOMENTUM, MOMENTS, advance)    # divides elementwise: Adam and friends
@@ -31,7 +31,7 @@ class Rule:
     columns: tuple[str, ...]
     read: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[float, ...]]
     step: Callable[[Line, Moments], Step]
-    momentum: str  # the entry of torch's optimiser state that is m of the Step form
+    momentum: str | None  # the entry of torch's optimiser state that is m of the Step form
     moments: tuple[str, ...] = ()  # and those that have to be replayed
     advance: Callable[[Line, Tensor, Moments], Moments] = _nothing_to_advance
 

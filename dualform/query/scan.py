@@ -127,11 +127,12 @@ class Slots:
 
     def _chosen(self, number: int, selection: Selection) -> NDArray[np.bool_]:
         """Which rows of a shard a selection means."""
-        if self._mask is None or self._mask[0] != number or self._mask[1] is not selection:
+        kept = self._mask
+        if kept is None or kept[0] != number or kept[1] is not selection:
             piece = self._piece(number)
             mask = selection.mask(piece.shard, self.layer.name, piece.steps, piece.first_slot)
-            self._mask = number, selection, mask
-        return self._mask[2]
+            self._mask = kept = number, selection, mask
+        return kept[2]
 
     def _load_piece(self, number: int) -> _Piece:
         shard, name = self._key_shards[number], f"slots/{self.layer.name}"

@@ -23,7 +23,7 @@ def parameter(shard: Shard, layer: Layer, part: Part) -> Tensor:
     return as_map(layer, stored_tensor(shard, f"state/parameters/{part.parameter}"))
 
 
-def optimizer_entry(shard: Shard, layer: Layer, part: Part, entry: str) -> Tensor | None:
-    """An entry of the optimiser's state for a parameter, such as its momentum; None: there was none yet."""
+def optimizer_entry(shard: Shard, layer: Layer, part: Part, entry: str | None) -> Tensor | None:
+    """An entry of the optimiser's state for a parameter, such as its momentum; None: there is none, or not yet."""
     name = f"state/optimizers/{part.optimizer}/{part.parameter}/{entry}"
     return as_map(layer, stored_tensor(shard, name)) if name in shard else None
