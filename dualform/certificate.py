@@ -62,9 +62,14 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Everything that was read is exact. Keys alone prove nothing, so they are not ok."""
+        """Everything that was read is exact. Keys alone prove nothing, so they are not ok; nor are steps unseen."""
         certified = all(layer.ok(self.tolerance) for layer in self.layers.values())
-        return certified and not self.keys_only and self.unread is None
+        return certified and not self.keys_only and not self._nothing_seen and self.unread is None
+
+    @property
+    def _nothing_seen(self) -> bool:
+        """The recording stopped inside a step before any snapshot could be taken."""
+        return self.steps > 0 and self.steps_certified == 0
 
     @property
     def relative_error(self) -> float:
@@ -74,6 +79,8 @@ class Certificate:
     def headline(self) -> str:
         if self.keys_only:
             return "not available: keys only"
+        if self._nothing_seen:
+            return f"not available: no snapshot was taken after any of {self.steps:,} steps"
         if not self.ok:
             return f"NOT EXACT: dual and primal differ by {self.relative_error:.1e} (tolerance {self.tolerance:.0e})"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"

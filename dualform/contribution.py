@@ -50,10 +50,20 @@ class _Scored(Answers):
 
 
 class LayerContribution(_Scored):
-    """The contributions of a layer's slots to one direction of its output for each query: signed, adding up."""
+    """The contributions of a layer's slots to one direction of its output for each query: signed, adding up.
 
-    def __init__(self, scope: Scope, layer: str, queries: Tensor, directions: Tensor) -> None:
+    `classes` are the targets, one for each input; None: directions were given.
+    """
+
+    def __init__(self, scope: Scope, layer: str, queries: Tensor, directions: Tensor, classes: Tensor | None) -> None:
         super().__init__(scope, layer, queries, directions, valued=True)
+        self.classes = classes
+
+    @property
+    def first_order(self) -> bool:
+        """Whether directions are gradients through further layers, and not one of this layer's own outputs each."""
+        ones, others = (self.directions == 1).sum(dim=1), (self.directions != 0).sum(dim=1)
+        return self.classes is not None and not bool(((ones == 1) & (others == 1)).all())
 
     def initial(self) -> Tensor:
         """(queries,): the part that is due to no slot."""

@@ -136,9 +136,9 @@ class Memory:
         if isinstance(model, nn.Module):
             found = queries_of(model, self._run.layers, inputs, rows)
             note = self._compare(model)
-            towards = partial(directions, model, self._run.layers, inputs, rows)
+            aim = partial(directions, model, self._run.layers, inputs, rows)
         else:
-            note, found, towards = None, dict(model), None
+            note, found, aim = None, dict(model), None
         prepared = {}
         for name, given in found.items():
             self._check_layer(name)
@@ -146,7 +146,7 @@ class Memory:
             if given.shape[-1] != layer.d_in:
                 raise QueryError(f"a query of layer {name!r} has {layer.d_in} entries, this one has {given.shape[-1]}")
             prepared[name] = given.detach().to("cpu", wide(self._run)).reshape(-1, layer.d_in)
-        return Spotlight(self._scope, prepared, note, towards)
+        return Spotlight(self._scope, prepared, note, aim)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
         """A layer's parameters, summed up from the initial part and the slots of this view."""
@@ -207,7 +207,7 @@ class Memory:
     def _certify(self, slots: Slots) -> LayerCertificate:
         found = LayerCertificate(*certify(self._run, self._ledger, slots))
         if self._scope.elementwise(slots.layer.name) and not found.ok(TOLERANCE[self._run.manifest.storage.dtype]):
-            return replace(found, cancelled=cancelled(self._run, slots))
+            return replace(found, cancelled=cancelled(self._run, slots.layer))
         return found
 
     def _compare(self, model: nn.Module) -> str | None:

@@ -18,20 +18,20 @@ from torch import Tensor
 
 from dualform.contribution import LayerContribution, LayerEffective
 from dualform.errors import QueryError, UnknownName
-from dualform.query.directions import Target, as_direction
+from dualform.query.directions import Directions, Target, as_direction
 from dualform.query.rebuild import output_of
 from dualform.query.scope import Scope
 from dualform.questions import Answers, Output, Question
 
-Directions = Callable[[Target], Mapping[str, Tensor]]  # of every layer: (queries, d_out)
+Aim = Callable[[Target], Directions]
 
 
 class LayerSpotlight(Answers):
     """One layer's answers to all queries, by attention weights."""
 
-    def __init__(self, scope: Scope, layer: str, queries: Tensor, directions: Directions | None) -> None:
+    def __init__(self, scope: Scope, layer: str, queries: Tensor, aim: Aim | None) -> None:
         super().__init__(scope, layer, queries)
-        self._directions = directions
+        self._aim = aim
 
     def output(self) -> Tensor:
         """The dual form's output, (queries, d_out): equals the layer's output."""
@@ -51,15 +51,16 @@ class LayerSpotlight(Answers):
         the gradient of the target: a first order answer. A tensor of floats, (d_out,) or (queries, d_out),
         is a direction of this layer's output to begin with.
         """
-        direction = as_direction(target, len(self.queries), self._scope.run.layers[self.name])
-        if direction is None:
-            if self._directions is None:
-                raise QueryError(
-                    "a class can be a target only where the model is known: memory.attend(model, inputs). With "
-                    f"queries alone, pass a direction of the output of {self.name!r}, a tensor of floats"
-                )
-            direction = self._directions(target)[self.name]
-        return LayerContribution(self._scope, self.name, self.queries, direction)
+        given = as_direction(target, len(self.queries), self._scope.run.layers[self.name])
+        if given is not None:
+            return LayerContribution(self._scope, self.name, self.queries, given, None)
+        if self._aim is None:
+            raise QueryError(
+                "a class can be a target only where the model is known: memory.attend(model, inputs). With "
+                f"queries alone, pass a direction of the output of {self.name!r}, a tensor of floats"
+            )
+        found = self._aim(target)
+        return LayerContribution(self._scope, self.name, self.queries, found.layers[self.name], found.classes)
 
     def effective(self, unit: int) -> LayerEffective:
         """The attention weight of each slot as it takes effect in one output unit: sum_j R_t[unit, j] x_t[j] q[j].
@@ -79,10 +80,8 @@ class Spotlight:
     `note` says so when the model that made the queries is not the one the memory ends with.
     """
 
-    def __init__(
-        self, scope: Scope, queries: Mapping[str, Tensor], note: str | None, directions: Directions | None = None
-    ) -> None:
-        self._layers = {name: LayerSpotlight(scope, name, q, directions) for name, q in queries.items()}
+    def __init__(self, scope: Scope, queries: Mapping[str, Tensor], note: str | None, aim: Aim | None = None) -> None:
+        self._layers = {name: LayerSpotlight(scope, name, q, aim) for name, q in queries.items()}
         self.note = note
 
     def __getitem__(self, layer: str) -> LayerSpotlight:

@@ -114,6 +114,23 @@ def side_by_side(totals: Mapping[str, Table], by: str, styles: Mapping[Any, str]
     return grid
 
 
+def addends(parts: Mapping[str, float], total: str, styles: Mapping[str, str], width: int = 30) -> Grid:
+    """Signed parts, each with a bar, hollow if it is negative; below a line, by the name `total`, their sum."""
+    grid = _grid("")
+    grid.show_header = False
+    grid.add_column()
+    grid.add_column(justify="right")
+    grid.add_column()
+    largest = max(*map(abs, parts.values()), 1e-300)
+    for name, part in parts.items():
+        bar = ("█" if part >= 0 else "░") * round(width * abs(part) / largest)
+        grid.add_row(name, f"{part:+,.2f}", bar, style=styles.get(name))
+    amount = f"{sum(parts.values()):+,.2f}"
+    grid.add_row("", "─" * len(amount))
+    grid.add_row(total, amount, "the sum", style="bold")
+    return grid
+
+
 def certificate(found: "Certificate") -> Iterator[Any]:
     """The headline, a row a parameter, and what the certificate covers."""
     yield Text(found.headline, style="bold green" if found.ok else "bold red")

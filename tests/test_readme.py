@@ -7,14 +7,18 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import dualform
 from dualform.cli import app
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+OPTIMISERS = (ROOT / "docs" / "optimisers.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
 
 
 def test_the_python_of_the_readme_runs(
@@ -25,6 +29,9 @@ def test_the_python_of_the_readme_runs(
     names: dict[str, object] = {}
     for block in blocks("python"):
         exec(compile(block, "README.md", "exec"), names)
+    for block in blocks("python", OPTIMISERS):  # with the README's memory, model and test images
+        names["memory"] = dualform.load("runs/digits")
+        exec(compile(block, "optimisers.md", "exec"), names)
     shown = re.sub(r"\d\.\de-\d\d", "N", capsys.readouterr().out.strip())
     promised = re.sub(r"\d\.\de-\d\d", "N", blocks("text")[0].strip())
     assert shown == promised

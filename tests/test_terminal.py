@@ -46,6 +46,23 @@ def test_bars_of_negative_totals_are_hollow() -> None:
     assert [line.split()[-1] for line in lines[1:]] == ["░░░░", "██"]
 
 
+def test_addends_stand_above_their_sum() -> None:
+    parts = {"initial part": -1.25, "from class 3": 2.5}
+    lines = shown(terminal.addends(parts, "logit", {"from class 3": "red"}, width=4)).splitlines()
+    assert [line.split() for line in lines] == [
+        ["initial", "part", "-1.25", "░░"],
+        ["from", "class", "3", "+2.50", "████"],
+        ["─────"],
+        ["logit", "+1.25", "the", "sum"],
+    ]
+    ends = {line.index(amount) + 5 for line, amount in zip(lines, ["-1.25", "+2.50", "─────", "+1.25"], strict=True)}
+    assert len(ends) == 1  # one below the other
+
+
+def test_addends_that_are_all_zero_have_no_bars() -> None:
+    assert "█" not in shown(terminal.addends({"a": 0.0}, "sum", {}))
+
+
 def test_progress_is_for_people_only() -> None:
     for watched in (True, False):
         out = Console(file=io.StringIO(), force_terminal=watched)

@@ -1,5 +1,6 @@
 """`dualform attend`: the training slots behind the model's answer to an input."""
 
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,8 +13,10 @@ from dualform.cli.prompts import answer_prompts
 from dualform.errors import QueryError
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from torch import Tensor, nn
 
+    from dualform.contribution import LayerContribution
     from dualform.memory import Memory
     from dualform.table import Table
 
@@ -44,16 +47,23 @@ def attend(
         list[str] | None,
         typer.Option(metavar="TEXT", help="Of a language model: ask about its last token; repeatable."),
     ] = None,
+    contribution: Annotated[
+        bool, typer.Option("--contribution", help="What slots have added to the logit of a class, not attention.")
+    ] = False,
+    target: Annotated[
+        int | None, typer.Option(metavar="CLASS", help="Whose logit, from 0; else that of the predicted class.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Which training slots are behind the model's answer to an input?
 
-    Shows, for each input and layer, the attention summed by a tag and the slots with the highest attention. For a
-    prompt, the passages of the training text.
+    Shows, for each input and layer, the attention summed by a tag and the slots with the highest attention; with
+    --contribution, what slots have added to the logit of a class. For a prompt, the passages of the training text.
     """
     import dualform
     from dualform import terminal
 
+    _check_contribution(contribution, target, prompt)
     memory = dualform.load(run)
     network = memory.model(make(importable(model)) if model else make_own(memory))
     if prompt:
@@ -64,23 +74,80 @@ def attend(
     rows = read(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
-    found = {one: _ask(memory, network, one_input(rows, one), layer, questions) for one in index or [0]}
+    question = _Question(layer, questions, contribution, target)
+    found = {one: _ask(memory, network, one_input(rows, one), question) for one in index or [0]}
     if as_json:
         print_json({"run": str(run), "inputs": [_document(one, answers) for one, answers in found.items()]})
         return
     out = terminal.console()
     for one, answers in found.items():
-        for name, (best, *totals) in answers.items():
+        for name, answer in answers.items():
             out.print(f"input {one}, layer {name}", style="bold")
-            for total in totals:
-                out.print(terminal.bars(total, f"attention by {', '.join(groups)}"))
-            out.print(terminal.table(best, f"top {per or 'slot'}s"), "")
+            _tell(out, answer, ", ".join(groups), f"top {per or 'slot'}s")
 
 
-def _ask(
-    memory: "Memory", network: "nn.Module", row: "Tensor", layers: list[str] | None, questions: list[Any]
-) -> dict[str, list["Table"]]:
+def _check_contribution(wanted: bool, target: int | None, prompt: list[str] | None) -> None:
+    if target is not None and not wanted:
+        raise QueryError("--target is the class whose logit is asked about: it needs --contribution")
+    if wanted and prompt:
+        raise QueryError("--contribution does not go with --prompt yet; prompts are answered by attention only")
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What is asked of each input, by attention or by contribution to the logit of a class."""
+
+    layers: list[str] | None
+    tables: list[Any]
+    contribution: bool
+    target: int | None
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """A layer's output along a target: `initial` and all contributions add up to it."""
+
+    target: int
+    initial: float
+    output: float
+    first_order: bool  # along the gradient of the logit, for the layer does not compute the logit itself
+
+    @classmethod
+    def of(cls, found: "LayerContribution") -> "_Sum":
+        """Of one input, and of all queries, should the layer have several of it."""
+        assert found.classes is not None
+        target, initial, output = (one.sum().item() for one in (found.classes, found.initial(), found.output()))
+        return cls(int(target), initial, output, found.first_order)
+
+    def __str__(self) -> str:
+        what = f"the logit of class {self.target}"
+        if self.first_order:
+            what = f"along the gradient of {what} (first order)"
+        contributions = self.output - self.initial
+        return f"initial part {self.initial:.4g} + contributions {contributions:.4g} = {self.output:.4g}, {what}"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """Of one layer: the top slots, then the totals if there are any."""
+
+    tables: list["Table"]
+    total: _Sum | None  # of contributions
+
+
+def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", question: _Question) -> dict[str, _Answer]:
     """The answers of each layer to one input."""
+    row = _as_the_model_takes_it(network, row)
+    spotlight = memory.attend(network, row)
+    names = question.layers or list(spotlight)
+    if not question.contribution:
+        return {name: _Answer(spotlight[name].collect(*question.tables), None) for name in names}
+    asked = {name: spotlight[name].contribution(question.target) for name in names}
+    return {name: _Answer(one.collect(*question.tables), _Sum.of(one)) for name, one in asked.items()}
+
+
+def _as_the_model_takes_it(network: "nn.Module", row: "Tensor") -> "Tensor":
+    """In the model's precision; an input that does not fit the model raises."""
     import torch
 
     floating = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
@@ -91,14 +158,27 @@ def _ask(
     except Exception as error:
         shape = f"{tuple(row.shape[1:])} of {str(row.dtype).removeprefix('torch.')}"
         raise QueryError(f"the model does not take inputs of shape {shape}: {error}") from error
-    spotlight = memory.attend(network, row)
-    return {name: spotlight[name].collect(*questions) for name in layers or spotlight}
+    return row
 
 
-def _document(index: int, answers: dict[str, list["Table"]]) -> dict[str, Any]:
-    names = ("top", "totals")
-    layers = {
-        layer: {name: list(table.rows()) for name, table in zip(names, tables, strict=False)}
-        for layer, tables in answers.items()
-    }
-    return {"index": index, "layers": layers}
+def _tell(out: "Console", answer: _Answer, groups: str, top: str) -> None:
+    from dualform import terminal
+
+    best, *totals = answer.tables
+    what = "attention"
+    if answer.total is not None:
+        what = f"contribution to the logit of class {answer.total.target}"
+        top = f"{top} by contribution"
+        out.print(str(answer.total))
+    for total in totals:
+        out.print(terminal.bars(total, f"{what} by {groups}"))
+    out.print(terminal.table(best, top), "")
+
+
+def _document(index: int, answers: dict[str, _Answer]) -> dict[str, Any]:
+    return {"index": index, "layers": {layer: _layer_document(answer) for layer, answer in answers.items()}}
+
+
+def _layer_document(answer: _Answer) -> dict[str, Any]:
+    tables = {name: list(table.rows()) for name, table in zip(("top", "totals"), answer.tables, strict=False)}
+    return tables if answer.total is None else asdict(answer.total) | tables

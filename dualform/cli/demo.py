@@ -10,16 +10,25 @@ from dualform.cli.output import print_json, quiet
 from dualform.errors import RunExists
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from dualform.experiments.demo import Explanation, Trained
 
 _DEMO = Path("runs/demo")
+_WORDS = (
+    "\nAttention: how much a layer looks at a training digit. Contribution: what learning from that digit has added to "
+    "the logit of a class, or taken away. The class with the highest logit is predicted."
+)
 
 
-@app.command(epilog="Example: dualform demo --out runs/mine")
+@app.command(epilog="Example: dualform demo --optimizer adam --out runs/mine")
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the run.")] = _DEMO,
+    optimizer: Annotated[
+        str, typer.Option(metavar="NAME", help="Optimiser: sgd, adam, adamw, nadam, radam, rmsprop or adagrad.")
+    ] = "sgd",
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 1300,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
     as_json: AsJson = False,
@@ -28,15 +37,18 @@ def demo(
     from dualform import terminal
     from dualform.experiments import demo as experiment
 
+    optimizer = experiment.known(optimizer)
     _check_free(out, overwrite)
     screen = terminal.console()
     with terminal.progress(quiet(screen, as_json), "training", steps) as done:
-        outcome = experiment.run(out, steps=steps, overwrite=True, progress=done)
+        outcome = experiment.run(out, optimizer=optimizer, steps=steps, overwrite=True, progress=done)
     if as_json:
         print_json(outcome.to_dict())
     else:
-        screen.print(f"trained for {steps:,} steps, test accuracy {outcome.trained.accuracy:.1%}\n", style="bold")
+        accuracy = f"test accuracy {outcome.trained.accuracy:.1%}"
+        screen.print(f"trained by {optimizer} for {steps:,} steps, {accuracy}\n", style="bold")
         screen.print(*terminal.certificate(outcome.certificate), sep="\n")
+        screen.print(_WORDS)
         for one in outcome.explanations:
             _tell(screen, one, outcome.trained)
         screen.print(_farewell(out))
@@ -54,7 +66,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
 
 
 def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> None:
-    """One prediction: its attention per class, and the digits behind it."""
+    """One prediction: its attention per class, the digits behind it, and how its logit adds up."""
     from dualform import terminal
     from dualform.experiments.demo import picture
 
@@ -68,15 +80,37 @@ def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> Non
         below = [f"{row['label']} (id {row['id']})\n{row['score']:,.0f}\n{row['visits']} visits" for row in top.rows()]
         out.print(f"{layer}: the training digits with the highest attention")
         out.print(terminal.pictures(out, images, ["test digit", *below]), "")
+    _tell_contributions(out, explanation, trained, styles)
+
+
+def _tell_contributions(
+    out: "Console", explanation: "Explanation", trained: "Trained", styles: "Mapping[int, str]"
+) -> None:
+    """How the logit of the predicted class adds up, and the training digits at both ends."""
+    from dualform import terminal
+    from dualform.experiments.demo import OUTPUT, picture
+
+    found = explanation.contributions
+    classes = {f"from class {row['label']}": row["total"] for row in found.totals.rows()}
+    marked = {f"from class {label}": style for label, style in styles.items()}
+    out.print(f"{OUTPUT}: contributions of each class of training digits to the logit of class {found.target}")
+    out.print(terminal.addends({"initial part": found.initial, **classes}, "logit", marked), "")
+    sides = {"for": ("highest", found.highest()), "against": ("lowest", found.lowest())}
+    for side, (end, table) in sides.items():
+        images = [picture(trained.digits.test.raw, explanation.index), *picture(trained.digits.train.raw, table["id"])]
+        below = [f"{row['label']} (id {row['id']})\n{row['contribution']:+.3g}" for row in table.rows()]
+        out.print(f"{OUTPUT}: training digits that speak most {side} class {found.target}: {end} contributions")
+        out.print(terminal.pictures(out, images, ["test digit", *below]), "")
 
 
 def _farewell(out: Path) -> str:
     return f"""
-The run is in {out}, pictures of all this are in {out / "spotlight.png"} and {out / "spotlight.pdf"}.
+The run is in {out}, with pictures of all this: spotlight.png, contribution.png and spotlight.pdf.
 
 What to try next:
   dualform verify {out}
   dualform attend {out} --index 3 --per id
+  dualform attend {out} --index 3 --per id --layer output --contribution
   python
     import dualform
     from dualform.experiments.demo import network

@@ -2,7 +2,8 @@
 
     outcome = run("runs/demo")
     outcome.certificate, outcome.trained.accuracy
-    outcome.explanations[0].top["output"]
+    outcome.explanations[0].top["output"]               # attention
+    outcome.explanations[0].contributions.highest()     # what speaks for the predicted class
 
 Everything it needs comes with the package, and it takes seconds.
 """
@@ -10,6 +11,7 @@ Everything it needs comes with the package, and it takes seconds.
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +25,37 @@ import dualform
 from dualform import plots
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
+from dualform.errors import UnknownName
 from dualform.experiments.loops import INPUTS, epochs, one_thread, save_inputs, seeded
+from dualform.spotlight import LayerSpotlight
 from dualform.store import Run
 from dualform.table import Table
 
 MODEL = "dualform.experiments.demo:network"
-PNG, PDF = "spotlight.png", "spotlight.pdf"
+PNG, CONTRIBUTION_PNG, PDF = "spotlight.png", "contribution.png", "spotlight.pdf"
 STEPS = 1300
 BATCH = 32
+SHOWN = 5  # training digits, of each kind
+OUTPUT = "output"  # the layer that computes the logits
 ABOUT = {"model": MODEL, "inputs": INPUTS, "class_names": list(CLASS_NAMES), "image_shape": list(IMAGE_SHAPE)}
+
+# Each with a learning rate at which the demo's few steps suffice.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+    "adam": partial(torch.optim.Adam, lr=1e-3),
+    "adamw": partial(torch.optim.AdamW, lr=1e-3, weight_decay=1e-2),
+    "nadam": partial(torch.optim.NAdam, lr=1e-3),
+    "radam": partial(torch.optim.RAdam, lr=2e-3),
+    "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
+    "adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+}
+
+
+def known(optimizer: str) -> str:
+    """An optimiser's name as it is listed, however it was written."""
+    if optimizer.lower() not in OPTIMIZERS:
+        raise UnknownName("optimiser", optimizer, OPTIMIZERS)
+    return optimizer.lower()
 
 
 def network() -> nn.Module:
@@ -64,26 +88,28 @@ class Trained:
 def train(
     path: str | Path,
     *,
+    optimizer: str = "sgd",
     steps: int = STEPS,
     seed: int = 0,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
 ) -> Trained:
     """Train and record; the same seed gives the same run. `progress` is called with each step's number."""
+    make = OPTIMIZERS[known(optimizer)]
     digits = load()
     model = seeded(network, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    stepper = make(model.parameters())
     images, labels = standardised(digits.train.raw, by=digits.train.raw), digits.train.labels
     with (
         one_thread(),
-        dualform.record(model, optimizer, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
+        dualform.record(model, stepper, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
     ):
         for step, ids in enumerate(epochs(len(labels), BATCH, steps, seed)):
             recorder.tag(id=ids, label=labels[ids])
             loss = F.cross_entropy(model(images[ids]), labels[ids])
-            optimizer.zero_grad()
+            stepper.zero_grad()
             loss.backward()
-            optimizer.step()
+            stepper.step()
             progress(step)
     inputs = standardised(digits.test.raw, by=digits.train.raw)
     save_inputs(
@@ -111,35 +137,83 @@ def chosen(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
 
 
 @dataclass(frozen=True)
+class Contributions:
+    """What the logit of the predicted class is made of: `initial` and all contributions add up to it."""
+
+    target: int  # the predicted class
+    initial: float
+    logit: float
+    totals: Table  # per class of training digits: label, total
+    digits: Table  # a training digit a row, summed over its visits: id, label, attention, contribution
+
+    def highest(self, count: int = SHOWN) -> Table:
+        """The training digits that speak most for the class."""
+        return self._ranked(-self.digits["contribution"], count)
+
+    def lowest(self, count: int = SHOWN) -> Table:
+        """The training digits that speak most against the class, or least for it if none does."""
+        return self._ranked(self.digits["contribution"], count)
+
+    def _ranked(self, by: NDArray[Any], count: int) -> Table:
+        best = np.argsort(by, kind="stable")[:count]
+        return Table({name: column[best] for name, column in self.digits.as_arrays().items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        tables = {"totals": self.totals, "for": self.highest(), "against": self.lowest()}
+        numbers = {"layer": OUTPUT, "target": self.target, "initial": self.initial, "logit": self.logit}
+        return numbers | {name: list(table.rows()) for name, table in tables.items()}
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """What is behind one prediction: per layer, the top training digits and the attention per class."""
+    """What is behind one prediction: per layer, the top training digits and the attention per class; contributions."""
 
     index: int  # of the digit in the test set
     predicted: int
     true: int
     top: dict[str, Table]
     totals: dict[str, Table]
+    contributions: Contributions
 
     def to_dict(self) -> dict[str, Any]:
         layers = {
             name: {"totals": list(self.totals[name].rows()), "top": list(self.top[name].rows())} for name in self.top
         }
-        return {"index": self.index, "predicted": self.predicted, "true": self.true, "layers": layers}
+        about = {"index": self.index, "predicted": self.predicted, "true": self.true}
+        return about | {"layers": layers, "contribution": self.contributions.to_dict()}
 
 
-def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = 5) -> list[Explanation]:
+def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = SHOWN) -> list[Explanation]:
     """Ask the memory about test digits; visits to the same training digit are summed."""
     spotlight = memory.attend(trained.model, trained.inputs[list(indices)])
     answers = spotlight.collect(dualform.Top(top, per="id"), dualform.Total(by="label"))
+    predictions = [int(trained.predictions[index]) for index in indices]
+    behind = contributions(spotlight[OUTPUT], predictions)
     return [
         Explanation(
             index=index,
-            predicted=int(trained.predictions[index]),
+            predicted=predictions[row],
             true=int(trained.digits.test.labels[index]),
             top={layer: found.where(query=row) for layer, (found, _) in answers.items()},
             totals={layer: totals.where(query=row) for layer, (_, totals) in answers.items()},
+            contributions=behind[row],
         )
         for row, index in enumerate(indices)
+    ]
+
+
+def contributions(layer: LayerSpotlight, targets: Sequence[int]) -> list[Contributions]:
+    """What is behind the logit of one class for each query: no digit is left out, so lowest ones are known too."""
+    asked = layer.contribution(targets)
+    each = dualform.Total(by=("id", "label"))
+    totals, digits = asked.collect(dualform.Total(by="label"), each)
+    (attention,) = layer.collect(each)
+    sums = {"attention": attention["total"], "contribution": digits["total"]}
+    both = Table(digits.without("total").as_arrays() | sums)
+    numbers = zip(targets, asked.initial().tolist(), asked.output().tolist(), strict=True)
+    return [
+        Contributions(*one, *(table.where(query=row).without("query") for table in (totals, both)))
+        for row, one in enumerate(numbers)
     ]
 
 
@@ -150,18 +224,32 @@ def picture(images: Tensor, rows: int | NDArray[Any]) -> NDArray[Any]:
 
 
 def figure(explanation: Explanation, digits: ImageSet) -> Any:
-    """A matplotlib figure of one prediction and what is behind it."""
-    subject = plots.Subject(picture(digits.test.raw, explanation.index), explanation.predicted, explanation.true)
+    """A matplotlib figure of one prediction and the training digits that get attention."""
     rows = [
         plots.LayerRow(layer, top, picture(digits.train.raw, top["id"]), explanation.totals[layer])
         for layer, top in explanation.top.items()
     ]
-    question = "Which training digits are behind this prediction?"
-    if explanation.predicted != explanation.true:
-        question = (
-            f"This {explanation.true} was taken for a {explanation.predicted}. Which training digits are behind that?"
-        )
-    return plots.spotlight_figure(subject, rows, title=question)
+    question = _question(explanation, "Which training digits are behind {}?")
+    return plots.spotlight_figure(_subject(explanation, digits), rows, title=question)
+
+
+def contribution_figure(explanation: Explanation, digits: ImageSet) -> Any:
+    """A matplotlib figure of one prediction: attention beside contribution, and how the logit adds up."""
+    found = explanation.contributions
+    account = plots.Account(found.digits, picture(digits.train.raw, found.digits["id"]), found.totals, found.initial)
+    question = _question(explanation, "Which training digits speak for {}, which against?")
+    return plots.contribution_figure(_subject(explanation, digits), account, title=question)
+
+
+def _subject(explanation: Explanation, digits: ImageSet) -> plots.Subject:
+    return plots.Subject(picture(digits.test.raw, explanation.index), explanation.predicted, explanation.true)
+
+
+def _question(explanation: Explanation, question: str) -> str:
+    """Asked about the prediction or, if that is wrong, about the mistake."""
+    if explanation.predicted == explanation.true:
+        return question.format("this prediction")
+    return f"This {explanation.true} was taken for a {explanation.predicted}. {question.format('that')}"
 
 
 @dataclass(frozen=True)
@@ -169,6 +257,7 @@ class Outcome:
     """What the demo has to tell."""
 
     path: Path
+    optimizer: str
     trained: Trained
     certificate: dualform.Certificate
     explanations: list[Explanation]
@@ -176,16 +265,18 @@ class Outcome:
     def to_dict(self) -> dict[str, Any]:
         return {
             "run": str(self.path),
+            "optimizer": self.optimizer,
             "accuracy": self.trained.accuracy,
             "certificate": self.certificate.to_dict(),
             "digits": [one.to_dict() for one in self.explanations],
-            "files": [str(self.path / name) for name in (PNG, PDF, INPUTS)],
+            "files": [str(self.path / name) for name in (PNG, CONTRIBUTION_PNG, PDF, INPUTS)],
         }
 
 
 def run(
     path: str | Path,
     *,
+    optimizer: str = "sgd",
     steps: int = STEPS,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
@@ -193,13 +284,23 @@ def run(
     """Train, verify, ask about a few test digits, and draw the answers beside the run."""
     plots.require()
     path = Path(path)
-    trained = train(path, steps=steps, overwrite=overwrite, progress=progress)
+    trained = train(path, optimizer=optimizer, steps=steps, overwrite=overwrite, progress=progress)
     memory = dualform.load(path)
-    explanations = explain(memory, trained, chosen(trained.predictions, trained.digits.test.labels))
-    figures = [figure(one, trained.digits) for one in explanations]
-    figures[0].savefig(path / PNG)
-    plots.save_pages(figures, path / PDF)
-    return Outcome(path, trained, memory.verify(), explanations)
+    with one_thread():
+        explanations = explain(memory, trained, chosen(trained.predictions, trained.digits.test.labels))
+        certificate = memory.verify()
+    draw(explanations, trained.digits, path)
+    return Outcome(path, known(optimizer), trained, certificate, explanations)
+
+
+def draw(explanations: Sequence[Explanation], digits: ImageSet, path: Path) -> None:
+    """Pictures of the first digit, and a PDF of them all."""
+    first, *others = [figure(one, digits) for one in explanations]
+    added_up = contribution_figure(explanations[0], digits)
+    for name, one in {PNG: first, CONTRIBUTION_PNG: added_up}.items():
+        one.savefig(path / name)
+        one.set_layout_engine("none")  # it is laid out by now; a second time, for the PDF, would take as long again
+    plots.save_pages([first, added_up, *others], path / PDF)
 
 
 def is_demo(path: Path) -> bool:

@@ -8,6 +8,7 @@ Nothing here opens a run or asks a question.
 
 from dualform.plots.accuracy import accuracies
 from dualform.plots.classes import attention_per_class, total_per_class
+from dualform.plots.contribution import Account, contribution_figure
 from dualform.plots.images import TopImages, top_images
 from dualform.plots.matrix import attention_matrix
 from dualform.plots.spotlight import LayerRow, spotlight_figure
@@ -19,6 +20,7 @@ __all__ = [
     "BOTH",
     "PREDICTED",
     "TRUE",
+    "Account",
     "Case",
     "LayerRow",
     "Subject",
@@ -27,6 +29,7 @@ __all__ = [
     "accuracies",
     "attention_matrix",
     "attention_per_class",
+    "contribution_figure",
     "require",
     "save_pages",
     "spotlight_figure",

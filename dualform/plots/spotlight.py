@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dualform.plots.style import FAINT, INK, REST, amount, dress, new_figure
-from dualform.plots.subject import Array, Subject, draw_image
+from dualform.plots.subject import Array, Subject, draw_image, draw_subject, head
 from dualform.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
 _CAPTION = (
     "Attention weight: the dot product of a layer's input now and at a moment of training. "
@@ -40,28 +40,15 @@ def spotlight_figure(
     figure.suptitle(title, fontsize=15, fontweight="bold", color=INK)
     figure.supxlabel(_CAPTION, fontsize=8.5, color=FAINT)
     left, middle, right = figure.subfigures(1, 3, width_ratios=[2.0, 0.35 + 1.02 * shown, 3.05], squeeze=False)[0]
-    _draw_subject(left, subject)
-    middle.suptitle("training images with the highest attention", fontsize=10.5, color=INK)
-    right.suptitle("total attention per class", fontsize=10.5, color=INK)
+    draw_subject(left, subject)
+    head(middle, "training images with the highest attention")
+    head(right, "total attention per class")
     pictures = middle.subplots(len(rows), shown, squeeze=False)
     for row, axes, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
         _draw_row(axes, row, by, subject)
         dress(bars)
         _draw_bars(bars, row.totals, by, subject.colours())
     return figure
-
-
-def _draw_subject(part: "SubFigure", subject: Subject) -> None:
-    part.suptitle("test image", fontsize=10.5, color=INK)
-    axes = part.add_subplot()
-    draw_image(axes, subject.image, INK)
-    colours = subject.colours()
-    axes.set_xlabel(f"predicted: {subject.predicted}", fontsize=13, fontweight="bold", labelpad=8)
-    axes.xaxis.label.set_color(colours[subject.predicted])
-    axes.annotate(
-        f"true: {subject.true}", (0.5, 0), (0, -32), xycoords="axes fraction", textcoords="offset points",
-        ha="center", va="top", fontsize=13, fontweight="bold", color=colours[subject.true],
-    )  # fmt: skip
 
 
 def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subject) -> None:

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import QueryError, UnknownName
-from dualform.plots.style import BOTH, PREDICTED, TASK_COLOURS, TRUE
+from dualform.plots.style import BOTH, INK, PANEL, PREDICTED, TASK_COLOURS, TITLE, TRUE
 from dualform.table import Table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import SubFigure
 
 Array = NDArray[Any]
 Key = tuple[str, int]  # a class: task and label
@@ -131,3 +132,20 @@ def draw_image(axes: "Axes", image: Array, frame: str) -> None:
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set(color=frame, linewidth=2)
+
+
+def head(part: "SubFigure", words: str) -> None:
+    """What one part of a figure shows."""
+    part.suptitle(words, fontsize=PANEL, color=INK)
+
+
+def draw_subject(part: "SubFigure", subject: Subject) -> None:
+    """The input, and below it what was predicted and what is true."""
+    head(part, "test image")
+    axes = part.add_subplot()
+    draw_image(axes, subject.image, INK)
+    for line, (role, name) in enumerate({"predicted": subject.predicted, "true": subject.true}.items()):
+        axes.annotate(
+            f"{role}: {name}", (0.5, 0), (0, -8 - 20 * line), xycoords="axes fraction", textcoords="offset points",
+            ha="center", va="top", fontsize=TITLE, fontweight="bold", color=subject.colours()[name],
+        )  # fmt: skip

@@ -9,22 +9,22 @@ from torch import Tensor
 
 from dualform.query.distance import STORED_EPS
 from dualform.query.replay import Replay
-from dualform.query.scan import Block, Slots
+from dualform.query.scan import Block
 from dualform.query.state import parameter
-from dualform.store import Part, Run
+from dualform.store import Layer, Part, Run
 
 _ROUNDING = 32.0  # times the precision, of the sizes that were summed up: as the audit has it
 
 
-def cancelled(run: Run, slots: Slots) -> dict[str, float]:
+def cancelled(run: Run, layer: Layer) -> dict[str, float]:
     """For each trained parameter, the share of its units' gradients, over all steps, that rounding explains."""
-    layer, last = slots.layer, run.snapshot(run.steps)
+    last, replay = run.snapshot(run.steps), Replay(run, layer)
     eps = {
         part: max(STORED_EPS[run.manifest.storage.dtype], _eps(parameter(last, layer, part))) for part in layer.trained
     }
     seen, empty = dict.fromkeys(layer.trained, 0), dict.fromkeys(layer.trained, 0)
-    for move in Replay(run, slots).latest_first(last.info.last_step):
-        blocks = [slots.block(move.shard, rows) for rows in move.passes]
+    for move in replay.latest_first(last.info.last_step):
+        blocks = [replay.slots.block(move.shard, rows) for rows in move.passes]
         for part, moved in move.parts.items():
             sizes = sum((_sizes(block, part) for block in blocks), start=torch.zeros(layer.d_out))
             found = moved.gradient if part.columns is None else moved.gradient.norm(dim=1)  # (d_out,)
@@ -40,7 +40,6 @@ def _eps(values: Tensor) -> float:
 def _sizes(block: Block, part: Part) -> Tensor:
     """sum_t |e_t| ||x_t||, of each unit: what its gradient would be if nothing cancelled."""
     values = block.values.abs() * abs(float(block.factors(part)[0]))
-    keys = (
-        torch.ones(len(block), dtype=values.dtype) if part.columns is None else block.keys.norms(slice(*part.columns))
-    )
-    return values.mT @ keys
+    if part.columns is None:
+        return values.sum(dim=0)
+    return values.mT @ block.keys.norms(slice(*part.columns)).to(values.dtype)

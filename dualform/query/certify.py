@@ -25,7 +25,7 @@ PROBES = 16
 def certify(run: Run, ledger: Ledger, slots: Slots) -> tuple[Stretch | None, list[Stretch]]:
     """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
     if rule_of(run, slots.layer).elementwise:
-        return certify_elementwise(run, slots)
+        return certify_elementwise(run, slots.layer)
     last = run.snapshot(run.steps)
     whole = _Rebuilt(run, ledger, slots.layer, run.shards[0], last)
     chapters = [

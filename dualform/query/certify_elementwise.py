@@ -11,22 +11,21 @@ from dualform.algebra import Adjoint, Step
 from dualform.query.distance import STORED_EPS, Stretch, distance, rounding_floor
 from dualform.query.rebuild import LongSum, initial_of
 from dualform.query.replay import Replay
-from dualform.query.scan import Slots
 from dualform.query.state import parameter
 from dualform.store import Layer, Part, Run, Shard
 
 
-def certify_elementwise(run: Run, slots: Slots) -> tuple[Stretch | None, list[Stretch]]:
+def certify_elementwise(run: Run, layer: Layer) -> tuple[Stretch | None, list[Stretch]]:
     """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
     last = run.snapshot(run.steps)
-    whole = _Rebuilt(run, slots.layer, run.shards[0], last)
+    whole = _Rebuilt(run, layer, run.shards[0], last)
     starts = {shard.path: before for before, shard in run.chapters()}
     found: list[Stretch] = []
     chapter = whole
-    for move in Replay(run, slots).latest_first(last.info.last_step):
+    for move in Replay(run, layer).latest_first(last.info.last_step):
         if chapter.after is not move.shard or chapter is whole:
             found += [] if chapter is whole else [chapter.stretch()]
-            chapter = _Rebuilt(run, slots.layer, starts[move.shard.path], move.shard)
+            chapter = _Rebuilt(run, layer, starts[move.shard.path], move.shard)
         for part, moved in move.parts.items():
             step = moved.step()
             whole.add(part, step, moved.gradient)
@@ -44,11 +43,13 @@ class _Rebuilt:
         self._adjoints = {part: Adjoint() for part in layer.trained}
         self._added = {part: LongSum() for part in layer.trained}
         self._squares = dict.fromkeys(layer.trained, 0.0)
+        self._decayed = dict.fromkeys(layer.trained, 0)
 
     def add(self, part: Part, step: Step, gradient: Tensor) -> None:
         added = self._adjoints[part].back(step) * gradient
         self._added[part].add(added)
         self._squares[part] += float(torch.linalg.vector_norm(added)) ** 2
+        self._decayed[part] += step.keep != 1.0
 
     def stretch(self) -> Stretch:
         first, last = self._before.info.last_step, self.after.info.last_step
@@ -58,6 +59,7 @@ class _Rebuilt:
             before, after = (parameter(shard, self._layer, part) for shard in (self._before, self.after))
             initial = initial_of(self._run, self._before, self._layer, part, adjoint.weight, adjoint.momentum)
             eps = torch.finfo(before.dtype).eps
-            floor = rounding_floor(last - first, after, self._squares[part], eps, stored_eps)
+            rounded = self._squares[part], eps, stored_eps, self._decayed[part]
+            floor = rounding_floor(last - first, after, *rounded)
             found[part.parameter] = distance(initial + self._added[part].total, before.double(), after.double(), floor)
         return Stretch(first, last, found)

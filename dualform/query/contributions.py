@@ -42,20 +42,22 @@ def _scanned(scope: Scope, layer: str, queries: Tensor, directions: Tensor, valu
 
 
 def _replayed(scope: Scope, layer: str, queries: Tensor, directions: Tensor, valued: bool, scores: Tensor) -> None:
-    slots = scope.slots(layer)
     units = torch.nonzero(directions.any(dim=0)).flatten()  # nobody asks about the others
-    aims = [_Aim(query, direction) for query, direction in zip(queries, directions[:, units], strict=True)]
+    replay = Replay(scope.run, scope.run.layers[layer], units)
+    dtype = replay.slots.dtype
+    towards = zip(queries.to(dtype), directions[:, units].to(dtype), strict=True)
+    aims = [_Aim(query, direction) for query, direction in towards]
     adjoints = {part: Adjoint() for part in scope.run.layers[layer].trained}
-    for move in Replay(scope.run, slots, units).latest_first(scope.selection.until):
+    for move in replay.latest_first(scope.selection.until):
         worths = {}
         for part, moved in move.parts.items():
-            worth = torch.as_tensor(adjoints[part].back(moved.step()), dtype=scores.dtype)
+            worth = torch.as_tensor(adjoints[part].back(moved.step()), dtype=dtype)
             worths[part] = worth.expand(moved.gradient.shape)  # a number, before RAdam divides
         for rows in move.passes:
-            block = slots.block(move.shard, rows)
-            values = block.values[:, units] if valued else torch.ones(len(block), len(units), dtype=scores.dtype)
-            for number, aim in enumerate(aims):
-                scores[torch.from_numpy(block.slots), number] = aim.scores(block, values, worths, valued)
+            block = replay.slots.block(move.shard, rows)
+            values = block.values[:, units] if valued else torch.ones(len(block), len(units), dtype=dtype)
+            found = [aim.scores(block, values, worths, valued) for aim in aims]
+            scores[torch.from_numpy(block.slots)] = torch.stack(found, dim=1).to(scores.dtype)
 
 
 class _Aim:

@@ -7,6 +7,7 @@ inside it says how much output 3 grows with each unit, to first order.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -33,10 +34,18 @@ def as_direction(target: Target, queries: int, layer: Layer) -> Tensor | None:
     return target.detach().cpu().expand(queries, -1)
 
 
+@dataclass(frozen=True)
+class Directions:
+    """Towards the targets: the class that is meant for each input, and by layer a direction for each query."""
+
+    classes: Tensor  # (inputs,)
+    layers: dict[str, Tensor]  # (queries, d_out) each
+
+
 def directions(
     model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None, target: Target
-) -> dict[str, Tensor]:
-    """For every layer, the gradient of the target at each of its queries: (queries, d_out)."""
+) -> Directions:
+    """The gradient of the target at each query of every layer."""
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
     modules = match_modules(model, layers)
     handles = [watch(modules[name], layer, _catch(layer, caught[name], rows)) for name, layer in layers.items()]
@@ -44,12 +53,14 @@ def directions(
     try:
         with in_eval_mode(model), torch.enable_grad(), _requiring_gradients(weights):
             output = _outputs(call(model, inputs), rows)
-            wanted = output.gather(1, _classes(target, output)[:, None]).sum()
+            classes = _classes(target, output)
+            wanted = output.gather(1, classes[:, None]).sum()
             torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
     finally:
         for handle in handles:
             handle.remove()
-    return {name: torch.cat([found[order] for order in sorted(found)]) for name, found in caught.items() if found}
+    found = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
+    return Directions(classes.cpu(), found)
 
 
 def _catch(layer: Layer, into: dict[int, Tensor], rows: int | slice | None) -> Callable[..., OnErrors]:

@@ -53,9 +53,12 @@ def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float) -> Dista
     return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor)
 
 
-def rounding_floor(steps: int, after: Tensor, squares: float, eps: float, stored_eps: float) -> float:
+def rounding_floor(steps: int, after: Tensor, squares: float, eps: float, stored_eps: float, decayed: int = 0) -> float:
     """Every slot is rounded once by training and once by storage, every weight once a step.
 
-    `squares` is the sum of the squared sizes of what the slots have added.
+    `squares` is the sum of the squared sizes of what the slots have added. These errors are independent. But in
+    `decayed` steps weights were multiplied by a number close to 1 first: a weight that hardly moves is then
+    rounded the same way, by up to half of eps, every time.
     """
-    return 4.0 * float(max(eps, stored_eps) * squares**0.5 + eps * steps**0.5 * float(after.norm()))
+    slots, size = max(eps, stored_eps) * math.sqrt(squares), float(after.norm())
+    return 4 * (slots + eps * math.sqrt(steps) * size) + 0.5 * eps * decayed * size

@@ -64,8 +64,9 @@ def _replayed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, sinc
     layer = slots.layer
     adjoints = {part: Adjoint() for part in layer.trained}
     added = {part: LongSum() for part in layer.trained}
-    for move in Replay(run, slots).latest_first(selection.until, since.info.last_step):
-        blocks = slots.chosen_blocks(move.shard, move.passes, selection) if selection.conditions else []
+    replay = Replay(run, layer)
+    for move in replay.latest_first(selection.until, since.info.last_step):
+        blocks = replay.slots.chosen_blocks(move.shard, move.passes, selection) if selection.conditions else []
         for part, moved in move.parts.items():
             worth = adjoints[part].back(moved.step())
             if not selection.conditions:

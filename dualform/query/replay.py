@@ -1,6 +1,6 @@
 """A layer's steps once more, latest first, for optimisers that divide elementwise.
 
-    for move in Replay(run, slots).latest_first(until):
+    for move in Replay(run, layer).latest_first(until):
         worth = adjoint[part].back(move.parts[part].step())      # the coefficient R_t, shaped like the parameter
 
 Their Steps need moments that nobody recorded, so these are made again from keys and values: a step's
@@ -15,7 +15,7 @@ Elementwise also means that the units of a layer do not know of each other: `uni
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
 import torch
@@ -24,9 +24,9 @@ from torch import Tensor
 from dualform.algebra import Line, Moments, Rule, Step
 from dualform.algebra.elementwise import coupled, sign
 from dualform.query.coefficients import rule_of
-from dualform.query.scan import Block, Slots, wide
+from dualform.query.scan import Block, Slots
 from dualform.query.state import optimizer_entry, parameter
-from dualform.store import Part, Run, Shard
+from dualform.store import Layer, Part, Run, Shard
 
 _KEPT_BYTES = 1 << 28  # of a chapter whose moments and gradients all fit into this, nothing is made twice
 
@@ -41,7 +41,9 @@ class Moved:
     rule: Rule
 
     def step(self) -> Step:
-        return self.rule.step(self.line, self.moments)
+        step = self.rule.step(self.line, self.moments)
+        # torch multiplies weights by a number of their own precision; one that is close to 1 loses most by that
+        return replace(step, keep=float(torch.tensor(step.keep, dtype=self.gradient.dtype)))
 
 
 @dataclass(frozen=True)
@@ -64,16 +66,21 @@ class _State:
 
 
 class Replay:
-    """The steps of a layer whose optimiser divides elementwise; of all its units, or of some."""
+    """The steps of a layer whose optimiser divides elementwise; of all its units, or of some.
 
-    def __init__(self, run: Run, slots: Slots, units: Tensor | None = None) -> None:
-        self._run, self._slots, self._units = run, slots, units
+    `slots` are the layer's, in the precision it was trained in, or float32 if that was lower.
+    """
+
+    def __init__(self, run: Run, layer: Layer, units: Tensor | None = None) -> None:
+        self._run, self._units = run, units
+        trained = parameter(run.shards[0], layer, layer.trained[0])
+        self.slots = Slots(run, layer, torch.promote_types(trained.dtype, torch.float32))
 
     def latest_first(self, until: int, since: int = 0) -> Iterator[Move]:
         """Steps [since, until) from the last to the first; `since` has to be the start of a chapter."""
         for before, shard in reversed(list(self._run.chapters())):
             if since <= shard.info.first_step < until:
-                chapter = _Chapter(self._run, self._slots, self._units, before, shard)
+                chapter = _Chapter(self._run, self.slots, self._units, before, shard)
                 yield from chapter.latest_first(min(until, shard.info.last_step))
 
 
@@ -82,7 +89,7 @@ class _Chapter:
 
     def __init__(self, run: Run, slots: Slots, units: Tensor | None, before: Shard, shard: Shard) -> None:
         self._slots, self._units, self._before, self._shard = slots, units, before, shard
-        self._rule, self._dtype = rule_of(run, slots.layer), wide(run)
+        self._rule = rule_of(run, slots.layer)
         self._lines = {part: self._read(part) for part in slots.layer.trained}
         self._coupled = {part: any(line and coupled(line) for line in self._lines[part]) for part in self._lines}
         self._passes = slots.pass_rows(shard)
@@ -113,7 +120,7 @@ class _Chapter:
     def _segment(self, steps: int, state: Mapping[Part, _State]) -> int:
         """How many steps are kept at a time."""
         numbers = sum(one.weight.numel() * (1 + len(one.moments or self._rule.moments)) for one in state.values())
-        return min(steps, max(ceil(sqrt(steps)), _KEPT_BYTES // (numbers * self._dtype.itemsize)))
+        return min(steps, max(ceil(sqrt(steps)), _KEPT_BYTES // (numbers * self._slots.dtype.itemsize)))
 
     def _first(self, part: Part) -> _State:
         """A parameter as the snapshot before the chapter has it."""
@@ -127,8 +134,8 @@ class _Chapter:
         )
 
     def _mine(self, stored: Tensor) -> Tensor:
-        """The chosen units, in the precision of all products."""
-        return (stored if self._units is None else stored[self._units]).to(self._dtype)
+        """The chosen units, in the precision of the replay."""
+        return (stored if self._units is None else stored[self._units]).to(self._slots.dtype)
 
     def _take(self, state: Mapping[Part, _State], number: int) -> tuple[dict[Part, _State], Move]:
         """One step forwards. A parameter that torch did not step stays what it is."""

@@ -39,10 +39,11 @@ class _Piece:
 
 
 class Slots:
-    """All slots of a layer. `scan` yields the chosen ones in blocks, in order."""
+    """All slots of a layer. `scan` yields the chosen ones in blocks, in order, in a precision of at least float32."""
 
-    def __init__(self, run: Run, layer: Layer) -> None:
+    def __init__(self, run: Run, layer: Layer, dtype: torch.dtype | None = None) -> None:
         self.run, self.layer = run, layer
+        self.dtype = dtype or wide(run)
         self._key_shards: list[Shard] = [s for _, s in run.chapters() if f"slots/{layer.name}/keys" in s]
         rows = [len(s[f"slots/{layer.name}/keys"]) for s in self._key_shards]
         self._key_starts = np.cumsum([0, *rows])  # the first stored key row of each of these shards
@@ -148,7 +149,7 @@ class Block:
     def __init__(self, slots: Slots, piece: _Piece, rows: slice | Array) -> None:
         self._of, self._piece, self._rows = slots, piece, rows
         self._prefix = f"slots/{slots.layer.name}"
-        self.wide = wide(slots.run)
+        self.wide = slots.dtype
 
     @cached_property
     def slots(self) -> Array:

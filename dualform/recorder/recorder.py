@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.errors import DualformError, ParameterChanged, RecordingError
+from dualform.errors import DualformError, NotFinite, ParameterChanged, RecordingError
 from dualform.recorder import ledger
 from dualform.recorder.arena import Arena
 from dualform.recorder.audit import Look, explain
@@ -254,6 +254,11 @@ class Recorder:
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()
+        if not torch.isfinite(now).all():
+            raise NotFinite(
+                f"step {self.steps}: {name!r} has become NaN or infinite; lower the learning rate or look at the "
+                "optimiser's options. The steps before it are kept"
+            )
         if not torch.equal(self._print, now):
             raise ParameterChanged(
                 f"step {self.steps}: {name!r} was changed between two optimiser steps (by assignment, "

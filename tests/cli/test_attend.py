@@ -1,6 +1,7 @@
 """`attend`: it agrees with the library, runs no stranger's code, and says what is wrong with a question."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,48 @@ def test_attend_prints_totals_and_top_for_people(run: Path) -> None:
     for words in ("input 0, layer 2", "attention by task, label", "even", "visits", "top ids"):
         assert words in result.stdout
     assert "layer 0" not in result.stdout
+
+
+def of_the_library(run: Path) -> tuple[dualform.Spotlight, torch.Tensor]:
+    memory = dualform.load(run)
+    model = memory.model(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 2)))
+    inputs = torch.tensor([[6.0, 7.0, 8.0]])
+    return memory.attend(model, inputs), model(inputs).detach()
+
+
+@pytest.mark.parametrize("target", [0, 1, None])
+def test_contributions_agree_with_the_library(run: Path, target: int | None) -> None:
+    more = [] if target is None else ["--target", target]
+    result = call(*asked(run, "--index", 2, "--top", 3, "--per", "id", "--contribution", *more, "--json"))
+    layers = json.loads(result.stdout)["inputs"][0]["layers"]
+    spotlight, logits = of_the_library(run)
+    meant = int(logits.argmax()) if target is None else target
+    for name in ("0", "2"):
+        wanted = spotlight[name].contribution(meant)
+        assert layers[name]["top"] == list(wanted.top(3, per="id").rows())
+        assert layers[name]["totals"] == list(wanted.total(by="label").rows())
+        assert (layers[name]["target"], layers[name]["first_order"]) == (meant, name == "0")
+        added = sum(row["total"] for row in layers[name]["totals"])
+        assert layers[name]["initial"] + added == pytest.approx(layers[name]["output"], abs=1e-5)
+    assert layers["2"]["output"] == pytest.approx(float(logits[0, meant]), abs=1e-5)
+
+
+def test_contributions_for_people_add_up_in_a_line(run: Path) -> None:
+    shown = call(*asked(run, "--index", 2, "--contribution", "--target", 1)).stdout
+    inner, last = (line for line in shown.splitlines() if line.startswith("initial part"))
+    assert inner.endswith("along the gradient of the logit of class 1 (first order)")
+    assert last.endswith("the logit of class 1")
+    assert "gradient" not in last
+    initial, added, output = (float(number) for number in re.findall(r"-?[\d.]+(?:e-?\d+)?(?=[ ,])", last)[:3])
+    assert initial + added == pytest.approx(output, rel=2e-3, abs=1e-3)
+    assert shown.count("contribution to the logit of class 1 by label") == 2
+    assert shown.count("top slots by contribution") == 2
+    assert "attention" not in shown
+
+
+def test_contributions_need_values(run: Path, tmp_path: Path) -> None:
+    keys = record(tmp_path / "keys", values=False)
+    assert "values" in fails(*asked(keys, "--contribution"))
 
 
 def test_attend_needs_no_values(run: Path, tmp_path: Path) -> None:
@@ -94,6 +137,9 @@ BAD_QUESTIONS: dict[str, tuple[list[object], str]] = {
     "negative input": (asked(Path("run"), "--index", -1), "there is no input -1"),
     "no such layer": (asked(Path("run"), "--layer", "7"), "no layer '7'; there is '0', '2'"),
     "no such group": (asked(Path("run"), "--by", "colour"), "no tag 'colour'; there is 'id', 'label', 'task'"),
+    "no such target": (asked(Path("run"), "--contribution", "--target", 2), "has classes 0 to 1; the target is 2"),
+    "target of attention": (asked(Path("run"), "--target", 1), "it needs --contribution"),
+    "contribution to a prompt": (asked(Path("run"), "--contribution", "--prompt", "a"), "does not go with --prompt"),
     "no such unit": (asked(Path("run"), "--per", "colour"), "no tag 'colour'; there is"),
 }
 

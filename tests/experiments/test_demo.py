@@ -4,6 +4,7 @@ import json
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 import dualform
 from dualform.cli import app
+from dualform.errors import UnknownName
 from dualform.experiments import demo
 
 STEPS = "20"
@@ -31,6 +33,55 @@ def test_training_repeats_itself_and_leaves_global_state_alone(tmp_path: Path) -
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     torch.testing.assert_close(torch.random.get_rng_state(), state)
     assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize("name", demo.OPTIMIZERS)
+def test_every_optimiser_is_exact_and_its_logits_add_up(tmp_path: Path, name: str) -> None:
+    trained = demo.train(tmp_path / "run", optimizer=name.upper(), steps=12)
+    memory = dualform.load(tmp_path / "run")
+    assert memory.verify().ok
+    for one in demo.explain(memory, trained, [0, 5]):
+        found = one.contributions
+        with torch.no_grad():
+            logit = trained.model(trained.inputs[one.index])[one.predicted]
+        assert found.target == one.predicted
+        assert found.logit == pytest.approx(float(logit), abs=1e-4)
+        for table, column in ((found.totals, "total"), (found.digits, "contribution")):
+            assert found.initial + table[column].sum() == pytest.approx(found.logit, abs=1e-4)
+
+
+def test_the_names_are_those_of_torch(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.zeros(1))
+    for name, make in demo.OPTIMIZERS.items():
+        assert type(make([weight])).__name__.lower() == name
+
+
+def test_an_unknown_optimiser_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="no optimiser 'Lion'; there is 'sgd', 'adam'"):
+        demo.train(tmp_path / "run", optimizer="Lion", steps=1)
+    assert not (tmp_path / "run").exists()
+
+
+def test_digits_speak_for_a_class_or_against_it(tmp_path: Path) -> None:
+    trained = demo.train(tmp_path / "run", steps=12)
+    memory = dualform.load(tmp_path / "run")
+    (one,) = demo.explain(memory, trained, [3])
+    found, layer = one.contributions, memory.attend(trained.model, trained.inputs[3:4])["output"]
+    best, worst = found.highest(4), found.lowest(4)
+    wanted = layer.contribution(one.predicted).top(4, per="id")
+    assert best["id"].tolist() == wanted["id"].tolist()
+    np.testing.assert_allclose(best["contribution"], wanted["score"], rtol=1e-5)
+    against = torch.zeros(10)
+    against[one.predicted] = -1
+    negated = layer.contribution(against).top(4, per="id")
+    assert worst["id"].tolist() == negated["id"].tolist()
+    np.testing.assert_allclose(worst["contribution"], -negated["score"], rtol=1e-5)
+    assert best["contribution"].min() > 0 > worst["contribution"].max()
+    attention = dict(zip(*(layer.top(5, per="id")[name].tolist() for name in ("id", "score")), strict=True))
+    for row in found.digits.rows():
+        if row["id"] in attention:
+            assert row["attention"] == pytest.approx(attention.pop(row["id"]), rel=1e-4)
+    assert not attention
 
 
 def test_a_run_knows_its_model_and_inputs(tmp_path: Path) -> None:
@@ -56,13 +107,15 @@ def test_demo_tells_its_story_and_leaves_everything_on_disk(here: Path) -> None:
     assert result.stderr == ""
     for words in ("dual = primal", "test accuracy", "hidden1", "predicted", "dualform verify runs/demo", "visits"):
         assert words in result.stdout
-    for name in ("spotlight.png", "spotlight.pdf", "inputs.safetensors", "manifest.json"):
+    for words in ("trained by sgd", "to the logit of class", "initial part", "the sum", "most for", "most against"):
+        assert words in result.stdout
+    for name in ("spotlight.png", "contribution.png", "spotlight.pdf", "inputs.safetensors", "manifest.json"):
         assert (here / "runs/demo" / name).is_file()
     assert dualform.load("runs/demo").verify().ok
 
 
 def test_demo_as_json_is_one_document(here: Path) -> None:
-    result = CliRunner().invoke(app, ["demo", "--steps", STEPS, "--out", "mine", "--json"])
+    result = CliRunner().invoke(app, ["demo", "--steps", STEPS, "--out", "mine", "--optimizer", "AdamW", "--json"])
     document = json.loads(result.stdout)
     assert document["certificate"]["ok"]
     assert 0 <= document["accuracy"] <= 1
@@ -71,6 +124,13 @@ def test_demo_as_json_is_one_document(here: Path) -> None:
     assert one["predicted"] != one["true"]  # after so few steps
     assert len(one["layers"]["output"]["top"]) == 5
     assert len(one["layers"]["output"]["totals"]) == 10
+    assert document["optimizer"] == "adamw"
+    found = one["contribution"]
+    assert (found["layer"], found["target"]) == ("output", one["predicted"])
+    total = sum(row["total"] for row in found["totals"])
+    assert found["initial"] + total == pytest.approx(found["logit"], abs=1e-4)
+    assert found["for"][0]["contribution"] > 0 > found["against"][0]["contribution"]
+    assert Path("mine/spotlight.pdf").read_bytes().count(b"/Type /Page ") == 2  # attention and contribution of a digit
 
 
 def test_demo_replaces_only_its_own_run_in_its_own_place(here: Path) -> None:

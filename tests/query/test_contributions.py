@@ -102,6 +102,22 @@ def test_an_inner_layer_is_asked_along_the_gradient_of_the_logit(case: Case) -> 
     assert_close(contribution.output(), (hidden.detach() * expected).sum(dim=1))
 
 
+def test_only_the_layer_that_computes_the_logit_is_not_first_order(case: Case) -> None:
+    spotlight = case.memory.attend(case.model, case.inputs)
+    assert not spotlight["2"].contribution().first_order
+    assert spotlight["0"].contribution().first_order
+    assert not spotlight["0"].contribution(torch.randn(4)).first_order  # what was asked for is what it is
+    doubled = nn.Sequential(*case.model, Doubled())  # one entry too, and no logit
+    assert case.memory.attend(doubled, case.inputs)["2"].contribution(1).first_order
+    predicted = case.model(case.inputs).argmax(dim=1)
+    assert_close(spotlight["0"].contribution().classes, predicted)
+
+
+class Doubled(nn.Module):
+    def forward(self, given: Tensor) -> Tensor:
+        return 2 * given
+
+
 def test_effective_weights_times_values_are_contributions(case: Case) -> None:
     spotlight, unit = case.memory.attend(case.model, case.inputs)["2"], 1
     direction = torch.eye(3).double()[unit]
