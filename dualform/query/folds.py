@@ -48,10 +48,10 @@ class AttentionScores:
 
 
 class GivenScores:
-    """Scores of all slots of a layer, as one block has them."""
+    """Scores of all slots of a layer, as one block has them; in float64, for large ones may cancel in their sum."""
 
     def __init__(self, block: Block, scores: Tensor) -> None:
-        self._signed = scores[torch.from_numpy(block.slots)]
+        self._signed = scores[torch.from_numpy(block.slots)].double()
 
     def weights(self, absolute: bool) -> Tensor:
         return self._signed.abs() if absolute else self._signed
@@ -77,7 +77,7 @@ class TopFold:
         self._slot = np.empty(0, dtype=np.int64)
         self._score = np.empty(0, dtype=np.float32)
         # A later slot enters only by beating the k-th score so far, so ties go to the earlier slot.
-        self._bar = torch.full((queries, self._groups), -torch.inf)
+        self._bar = torch.full((queries, self._groups), -torch.inf, dtype=torch.float64)
 
     def add(self, block: Block, scores: Scores) -> None:
         codes = self._grouping.codes(block)
@@ -97,7 +97,7 @@ class TopFold:
         last = np.append(self._cell[1:] != self._cell[:-1], True)
         full = np.bincount(self._cell)[self._cell] >= self._k
         at = np.flatnonzero(last & full)
-        self._bar.view(-1)[self._cell[at]] = torch.from_numpy(self._score[at]).float()
+        self._bar.view(-1)[self._cell[at]] = torch.from_numpy(self._score[at]).double()
 
     def result(self) -> Best:
         return Best(self._cell // self._groups, self._cell % self._groups, self._slot, self._score)
