@@ -16,7 +16,7 @@ import dualform
 from tests.optimizers import ELEMENTWISE, OPTIONS
 from tests.recipes import CLASSES, Recipe, StepRecipe, Trained, recipes, train
 
-EACH = settings(max_examples=max(8, settings().max_examples // 5))  # of every optimiser
+EACH = settings(max_examples=settings().max_examples * 2 // 5)  # of every optimiser
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
