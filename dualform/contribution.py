@@ -36,17 +36,23 @@ class _Scored(Answers):
         self._kept: Tensor | None = None  # (slots, queries)
 
     def _portion(self, questions: Sequence[Question]) -> int:
-        at_most = max(1, _SCORES // max(1, len(self._scope.slots(self.name))))
-        return min(super()._portion(questions), at_most)
+        return min(super()._portion(questions), self._at_most)
+
+    @property
+    def _at_most(self) -> int:
+        """How many queries' scores fit into memory."""
+        return max(1, _SCORES // max(1, len(self._scope.slots(self.name))))
 
     def _inquiries(self, portion: int) -> Iterator[Inquiry]:
-        queries, directions = (torch.split(given, portion) for given in (self.queries, self.directions))
-        for some, towards in zip(queries, directions, strict=True):
-            scores = self._kept
-            if scores is None or scores.shape[1] != len(some):
-                scores = slot_scores(self._scope, self.name, some, towards, self._valued)
-            self._kept = scores if len(queries) == 1 else None
-            yield Inquiry(self._scope, self.name, some, scores)
+        if self._kept is None and len(self.queries) <= self._at_most:
+            self._kept = self._scores(slice(None))
+        for start in range(0, len(self.queries), portion):
+            some = slice(start, start + portion)
+            scores = self._scores(some) if self._kept is None else self._kept[:, some]
+            yield Inquiry(self._scope, self.name, self.queries[some], scores)
+
+    def _scores(self, some: slice) -> Tensor:
+        return slot_scores(self._scope, self.name, self.queries[some], self.directions[some], self._valued)
 
 
 class LayerContribution(_Scored):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
@@ -18,20 +19,22 @@ from dualform.query.queries import call, chosen_rows, in_eval_mode, match_module
 from dualform.recorder.watch import OnErrors, watch
 from dualform.store import Layer
 
-# a class; a class for each input; a direction, or one for each query; None: the class the model predicts
-Target: TypeAlias = "int | Sequence[int] | Tensor | None"
+Array = NDArray[Any]
+# whole numbers: a class, or one for each input; floats: a direction, or one for each query; None: the predicted class
+Target: TypeAlias = "int | Sequence[int] | Sequence[float] | Array | Tensor | None"
 
 
 def as_direction(target: Target, queries: int, layer: Layer) -> Tensor | None:
     """A target that is a direction already, for each query; None: it is a class."""
-    if not isinstance(target, Tensor) or not target.is_floating_point():
+    given = None if target is None else torch.as_tensor(target)
+    if given is None or not given.is_floating_point():
         return None
-    if tuple(target.shape) not in ((layer.d_out,), (queries, layer.d_out)):
+    if tuple(given.shape) not in ((layer.d_out,), (queries, layer.d_out)):
         raise QueryError(
             f"a direction of the output of {layer.name!r} has shape ({layer.d_out},), or ({queries}, {layer.d_out}) "
-            f"for all queries; this one has {tuple(target.shape)}"
+            f"for all queries; this one has {tuple(given.shape)}"
         )
-    return target.detach().cpu().expand(queries, -1)
+    return given.detach().cpu().expand(queries, -1)
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,12 @@ def _name(optimizer: Optimizer) -> str:
 def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], values: bool) -> dict[str, list[float]]:
     """Ledger lines, without their leading `stepped`, of those parameters this optimiser holds."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    rule = rule_for(optimizer) if values else None
     lines: dict[str, list[float]] = {}
     for name, parameter in parameters:
         group = groups.get(id(parameter))
         if group is None:
             raise RecordingError(f"parameter {name!r} was taken out of its optimiser while recording")
         # .get: the state is a defaultdict, and looking must not make an entry
-        lines[name] = [*rule_for(optimizer).read(group, optimizer.state.get(parameter, {}))] if values else []
+        lines[name] = [*rule.read(group, optimizer.state.get(parameter, {}))] if rule else []
     return lines

@@ -91,7 +91,15 @@ def test_a_class_of_the_last_layer_is_its_logit(case: Case) -> None:
     assert_close(spotlight.contribution(1).output(), logits[:, 1])
     assert_close(spotlight.contribution([0, 1, 2, 0]).output(), logits[range(4), [0, 1, 2, 0]])
     assert_close(spotlight.contribution(torch.tensor([0, 1, 2, 0])).output(), logits[range(4), [0, 1, 2, 0]])
+    assert_close(spotlight.contribution(np.array([0, 1, 2, 0])).output(), logits[range(4), [0, 1, 2, 0]])
     assert_close(spotlight.contribution().output(), logits.max(dim=1).values)
+
+
+def test_floats_are_a_direction(case: Case) -> None:
+    logits = case.model(case.inputs).detach()
+    spotlight = case.memory.attend(case.model, case.inputs)["2"]
+    for direction in ([0.0, 1.0, -0.5], np.array([0.0, 1.0, -0.5])):
+        assert_close(spotlight.contribution(direction).output(), logits[:, 1] - logits[:, 2] / 2)
 
 
 def test_an_inner_layer_is_asked_along_the_gradient_of_the_logit(case: Case) -> None:
@@ -168,7 +176,9 @@ def test_many_queries_are_asked_in_portions(case: Case, monkeypatch: pytest.Monk
     spotlight = case.memory.attend(case.model, case.inputs)["2"]
     at_once = spotlight.contribution(1).total(by="label")
     monkeypatch.setattr("dualform.contribution._SCORES", 2 * STEPS * BATCH)  # two queries at a time
-    in_portions = spotlight.contribution(1).total(by="label")
+    asked = spotlight.contribution(1)
+    in_portions = asked.total(by="label")
+    assert asked._kept is None
     assert in_portions["query"].tolist() == at_once["query"].tolist()
     np.testing.assert_allclose(in_portions["total"], at_once["total"])
 
