@@ -42,9 +42,9 @@ class Question(Protocol):
 
 @dataclass(frozen=True)
 class Top:
-    """The k slots with the highest attention weights, of each query, and of each group if `by` is given.
+    """The k slots with the highest scores, of each query, and of each group if `by` is given.
 
-    With `per` (say, "id") weights are first summed over all slots that share that tag, so that no
+    With `per` (say, "id") scores are first summed over all slots that share that tag, so that no
     training example comes twice.
     """
 
@@ -140,9 +140,9 @@ class _Summed:
 
 @dataclass(frozen=True)
 class Total(_Summed):
-    """The sum of attention weights of each query over each group of slots; of their sizes if `absolute`.
+    """The sum of scores of each query over each group of slots; of their sizes if `absolute`.
 
-    With `valued`, each weight is first multiplied by the size of the value it belongs to, |c_t| ||e_t||.
+    With `valued`, each attention weight is first multiplied by the size of the value it belongs to, |c_t| ||e_t||.
     """
 
     by: By | None = None
@@ -156,7 +156,7 @@ class Total(_Summed):
 
 @dataclass(frozen=True)
 class Timeline(_Summed):
-    """The sum of attention weights of each query over stretches of training time."""
+    """The sum of scores of each query over stretches of training time."""
 
     bins: int = 60
     absolute: bool = False

@@ -4,6 +4,8 @@ What slots have added is summed up with their coefficients R_t, matrix by matrix
 snapshots in full. The replay beside it lends its moments to R_t, and not its weights.
 """
 
+from itertools import groupby
+
 import torch
 from torch import Tensor
 
@@ -19,27 +21,23 @@ def certify_elementwise(run: Run, layer: Layer) -> tuple[Stretch | None, list[St
     """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
     last = run.snapshot(run.steps)
     whole = _Rebuilt(run, layer, run.shards[0], last)
-    starts = {shard.path: before for before, shard in run.chapters()}
-    found: list[Stretch] = []
-    chapter = whole
-    for move in Replay(run, layer).latest_first(last.info.last_step):
-        if chapter.after is not move.shard or chapter is whole:
-            found += [] if chapter is whole else [chapter.stretch()]
-            chapter = _Rebuilt(run, layer, starts[move.shard.path], move.shard)
-        for part, moved in move.parts.items():
+    starts = {shard: before for before, shard in run.chapters()}
+    chapters: list[Stretch] = []
+    for shard, moves in groupby(Replay(run, layer).latest_first(last.info.last_step), key=lambda move: move.shard):
+        chapter = _Rebuilt(run, layer, starts[shard], shard)
+        for part, moved in (entry for move in moves for entry in move.parts.items()):
             step = moved.step()
             whole.add(part, step, moved.gradient)
             chapter.add(part, step, moved.gradient)
-    found += [] if chapter is whole else [chapter.stretch()]
-    return whole.stretch() if last.info.last_step else None, found[::-1]
+        chapters.append(chapter.stretch())
+    return whole.stretch() if last.info.last_step else None, chapters[::-1]
 
 
 class _Rebuilt:
     """A layer's parameters between two snapshots: rebuilt from slots, latest first, and as they really were."""
 
     def __init__(self, run: Run, layer: Layer, before: Shard, after: Shard) -> None:
-        self.after = after
-        self._run, self._layer, self._before = run, layer, before
+        self._run, self._layer, self._before, self._after = run, layer, before, after
         self._adjoints = {part: Adjoint() for part in layer.trained}
         self._added = {part: LongSum() for part in layer.trained}
         self._squares = dict.fromkeys(layer.trained, 0.0)
@@ -52,11 +50,11 @@ class _Rebuilt:
         self._decayed[part] += step.keep != 1.0
 
     def stretch(self) -> Stretch:
-        first, last = self._before.info.last_step, self.after.info.last_step
+        first, last = self._before.info.last_step, self._after.info.last_step
         stored_eps = STORED_EPS[self._run.manifest.storage.dtype]
         found = {}
         for part, adjoint in self._adjoints.items():
-            before, after = (parameter(shard, self._layer, part) for shard in (self._before, self.after))
+            before, after = (parameter(shard, self._layer, part) for shard in (self._before, self._after))
             initial = initial_of(self._run, self._before, self._layer, part, adjoint.weight, adjoint.momentum)
             eps = torch.finfo(before.dtype).eps
             rounded = self._squares[part], eps, stored_eps, self._decayed[part]

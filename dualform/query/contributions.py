@@ -22,7 +22,8 @@ def slot_scores(scope: Scope, layer: str, queries: Tensor, directions: Tensor, v
     """(slots, queries): of every slot of the layer; those that are not chosen have 0 or their score."""
     how = _replayed if scope.elementwise(layer) else _scanned
     scores = torch.zeros(len(scope.slots(layer)), len(queries), dtype=wide(scope.run))
-    how(scope, layer, queries, directions, valued, scores)
+    if directions.any():  # else, say at a unit that is off, nothing contributes
+        how(scope, layer, queries, directions, valued, scores)
     return scores
 
 

@@ -183,6 +183,14 @@ def test_many_queries_are_asked_in_portions(case: Case, monkeypatch: pytest.Monk
     np.testing.assert_allclose(in_portions["total"], at_once["total"])
 
 
+def test_nothing_contributes_to_no_direction(case: Case) -> None:
+    """Such as that of a layer whose units are all off."""
+    contribution = case.memory.attend(case.model, case.inputs)["0"].contribution(torch.zeros(4))
+    assert contribution.total()["total"].tolist() == [0.0] * 4
+    assert contribution.output().tolist() == [0.0] * 4
+    assert len(contribution.top(3)) == 12
+
+
 def test_the_model_is_left_as_it_was(case: Case) -> None:
     model = case.memory.model(case.model).train()
     for parameter in model.parameters():
