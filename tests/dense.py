@@ -176,8 +176,9 @@ def _rmsprop(group: Group, whole: Whole, g: Tensor) -> Move:
     divisor = (whole.square - whole.mean**2 if group["centered"] else whole.square).sqrt() + group["eps"]
 
     def move(piece: Piece, g: Tensor) -> None:
-        piece.momentum = group["momentum"] * piece.momentum + g / divisor
-        piece.weight = piece.weight - group["lr"] * piece.momentum
+        if group["momentum"] > 0:
+            piece.momentum = group["momentum"] * piece.momentum + g / divisor
+        piece.weight = piece.weight - group["lr"] * (piece.momentum if group["momentum"] > 0 else g / divisor)
 
     return move
 

@@ -22,7 +22,7 @@ class StepRecipe:
     """One step: its hyper-parameters, its micro-batches, and what is done to the gradient."""
 
     lr: float
-    momentum: float  # of SGD
+    momentum: float  # or the first beta
     weight_decay: float
     dampening: float  # of SGD
     batches: tuple[int, ...]  # sizes of the accumulated micro-batches
@@ -145,8 +145,12 @@ def _take(
     model = trained.model
     for i, group in enumerate(optimizer.param_groups):
         group["lr"], group["weight_decay"] = step.lr * (recipe.bias_lr_factor if i else 1.0), step.weight_decay
+        if group.get("momentum"):  # in RMSprop it may not be switched on later
+            group["momentum"] = step.momentum
         if recipe.optimizer == "SGD":
             group["momentum"], group["dampening"] = step.momentum, step.dampening
+        if "betas" in group:  # as OneCycleLR does
+            group["betas"] = (step.momentum, group["betas"][1])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name != step.frozen)
     optimizer.zero_grad()
