@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import dualform
+from dualform.algebra import Step
 from dualform.errors import NotFinite
 from dualform.query import replay
+from dualform.query.keys import DenseKeys
 from tests.optimizers import ELEMENTWISE
 from tests.recorder.loops import assert_exact, network, record, step
 
@@ -59,6 +61,32 @@ def test_little_of_a_chapter_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert taken[-9:] == list(range(97, 106))  # the last segment of 99 steps, and no more, was made again
     assert [move.number for move in moves] == list(range(102, -1, -1))
     assert len(taken) <= 2 * 106  # two products a step
+
+
+@pytest.mark.parametrize("kind", ELEMENTWISE)
+def test_the_certificate_does_not_step_weights_forwards(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a sum over slots: replayed weights are made only for decay to go through the gradient."""
+    model = train(tmp_path / "run", kind, weight_decay=0.0)
+    monkeypatch.setattr(Step, "forwards", None)
+    assert_exact(tmp_path / "run", model, steps=12)
+
+
+def test_a_key_that_is_not_what_it_was_shows_in_the_certificate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousandth of one row is enough, though the optimiser forgets how large gradients are."""
+    train(tmp_path / "run", "AdamW")
+    outer = DenseKeys.outer
+
+    def tampered(self: DenseKeys, values: Tensor, columns: slice) -> Tensor:
+        product = outer(self, values, columns)
+        product[0] += 1e-3 * product[0].flip(0)
+        return product
+
+    monkeypatch.setattr(DenseKeys, "outer", tampered)
+    assert not dualform.load(tmp_path / "run").verify().ok
 
 
 @pytest.mark.parametrize("kind", ["Adam", "AdamW", "Adagrad", "SGD"])
