@@ -22,9 +22,13 @@ class LayerCertificate:
         """The larger of weight's and bias': |dual - primal| / |W_T - W_0|."""
         return self.whole.relative_error if self.whole else 0.0
 
-    def ok(self, tolerance: float) -> bool:
+    def failed(self, tolerance: float) -> list[Stretch]:
+        """Stretches that are not exact."""
         stretches = [*self.chapters, *([self.whole] if self.whole else [])]
-        return all(stretch.ok(tolerance) for stretch in stretches)
+        return [stretch for stretch in stretches if not stretch.ok(tolerance)]
+
+    def ok(self, tolerance: float) -> bool:
+        return not self.failed(tolerance)
 
     def _note(self, name: str, distance: Distance, tolerance: float) -> str | None:
         share = self.cancelled.get(name, 0.0)
@@ -82,9 +86,19 @@ class Certificate:
         if self._nothing_seen:
             return f"not available: no snapshot was taken after any of {self.steps:,} steps"
         if not self.ok:
-            return f"NOT EXACT: dual and primal differ by {self.relative_error:.1e} (tolerance {self.tolerance:.0e})"
+            return f"NOT EXACT: {self._failure}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
         return f"dual = primal to {self.relative_error:.1e} ({within})"
+
+    @property
+    def _failure(self) -> str:
+        """Of what failed, the worst."""
+        failed = [stretch for layer in self.layers.values() for stretch in layer.failed(self.tolerance)]
+        if not failed:
+            return "not all of the run could be read"
+        worst = max(failed, key=lambda stretch: stretch.relative_error)
+        where = f"steps {worst.first_step:,} to {worst.last_step:,}"
+        return f"dual and primal differ by {worst.relative_error:.1e} in {where} (tolerance {self.tolerance:.0e})"
 
     def to_dict(self) -> dict[str, Any]:
         return {

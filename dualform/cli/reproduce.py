@@ -102,6 +102,10 @@ def _language(name: str, summary: str) -> Callable[..., None]:
                 help="Sum keys up over visits, or keep each; else each, if that takes less than 4 GB.",
             ),
         ] = None,
+        values: Annotated[
+            bool,
+            typer.Option("--values", help="Keep values too, several times the bytes: certified, and can be muted."),
+        ] = False,
         out: Out = None,
         overwrite: Overwrite = False,
         as_json: AsJson = False,
@@ -110,7 +114,7 @@ def _language(name: str, summary: str) -> Callable[..., None]:
         from dualform.experiments.language.reproduce import reproduce as run
 
         place, screen, stage = _begin(name, out, overwrite, as_json)
-        settings = Settings(dataset, data, text, tuple(prompt or ()), hidden, steps, merge)
+        settings = Settings(dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values)
         _tell(screen, run(EXPERIMENTS[name], settings, place, stage), as_json)
         if not as_json:
             screen.print(f'Ask it more: dualform attend {place / "runs" / name} --prompt "..."')

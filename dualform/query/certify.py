@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dualform.query.certify_elementwise import certify_elementwise
 from dualform.query.coefficients import Ledger, rule_of
-from dualform.query.distance import STORED_EPS, Stretch, distance, rounding_floor
+from dualform.query.distance import STORED_EPS, Stretch, distance, rounding_of_slots, rounding_of_weights
 from dualform.query.rebuild import Coefficients, initial_part
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
@@ -101,7 +101,8 @@ class _Rebuilt:
         steps, found = self._steps[1] - self._steps[0], {}
         for part in self.layer.trained:
             after = self._after[part]
-            floor = rounding_floor(steps, after, self._squares[part], self._eps[part], self._stored_eps)
+            of_slots = rounding_of_slots(self._squares[part], max(self._eps[part], self._stored_eps))
+            floor = of_slots + rounding_of_weights(steps, after, self._eps[part])
             found[part.parameter] = distance(self._dual[part], self._before[part], after, floor)
         return Stretch(*self._steps, found)
 

@@ -53,12 +53,18 @@ def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float) -> Dista
     return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor)
 
 
-def rounding_floor(steps: int, after: Tensor, squares: float, eps: float, stored_eps: float, decayed: int = 0) -> float:
-    """Every slot is rounded once by training and once by storage, every weight once a step.
+def rounding_of_slots(squares: float, eps: float) -> float:
+    """Every slot is rounded, by training and by storage: independent errors of what it adds.
 
-    `squares` is the sum of the squared sizes of what the slots have added. These errors are independent. But in
-    `decayed` steps weights were multiplied by a number close to 1 first: a weight that hardly moves is then
-    rounded the same way, by up to half of eps, every time.
+    `squares` is the sum of the squared sizes of what slots have added, each by itself.
     """
-    slots, size = max(eps, stored_eps) * math.sqrt(squares), float(after.norm())
-    return 4 * (slots + eps * math.sqrt(steps) * size) + 0.5 * eps * decayed * size
+    return 4 * eps * math.sqrt(squares)
+
+
+def rounding_of_weights(steps: int, after: Tensor, eps: float, decayed: int = 0) -> float:
+    """Every weight is rounded once a step. These errors are independent, but in `decayed` steps.
+
+    There weights were multiplied by a number close to 1 first. One that hardly moves is then rounded the same
+    way, by up to half of eps, every time.
+    """
+    return float(after.norm()) * eps * (4 * math.sqrt(steps) + 0.5 * decayed)

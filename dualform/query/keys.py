@@ -31,6 +31,9 @@ class Keys(Protocol):
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         """(d_out, columns)"""
 
+    def outer_squares(self, values: Tensor, columns: slice = _ALL) -> Tensor:
+        """(d_out, columns): the sum of squares of what `outer` is the sum of."""
+
     def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
         """(slots, rows of the matrix): sum_j matrix[i, j] x[j] q[j], of a matrix and a query as wide as the columns."""
 
@@ -56,6 +59,9 @@ class DenseKeys:
 
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         return attention_matrix(self._rows[:, columns], values)
+
+    def outer_squares(self, values: Tensor, columns: slice = _ALL) -> Tensor:
+        return attention_matrix(self._rows[:, columns].square(), values.square())
 
     def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
         return self._rows[:, columns] @ (matrix * query).mT
@@ -83,6 +89,9 @@ class OneHotKeys:
     def outer(self, values: Tensor, columns: slice = _ALL) -> Tensor:
         rows = torch.zeros(self._d_in, values.shape[1], dtype=values.dtype)
         return rows.index_add_(0, self._index, values).mT
+
+    def outer_squares(self, values: Tensor, columns: slice = _ALL) -> Tensor:
+        return self.outer(values.square(), columns)
 
     def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
         return (matrix[:, self._index] * query[self._index]).mT

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
+import dualform
 from tests.cli.conftest import call, fails, record
 
 FABLE = (
@@ -47,6 +49,18 @@ def test_a_merged_run_has_no_single_updates(tmp_path: Path, fable: Path) -> None
     assert len(document["queries"]) == 3  # pieces of the text itself
     assert all(query["layers"]["lstm.l0"]["single"] is None for query in document["queries"])
     assert "single updates" not in call("attend", out / "runs" / "charlm", "--prompt", "a Lamb").stdout
+
+
+def test_a_language_model_with_values_is_certified_and_can_be_muted(fable: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = json.loads(call("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--out", out, "--json").stdout)
+    assert found["certificate"]["ok"]
+    assert "and dual = primal to" in (out / "results.md").read_text(encoding="utf-8")
+    memory = dualform.load(out / "runs" / "charlm")
+    whole, muted = (one.weights("lstm.l0")["lstm.weight_ih_l0"] for one in (memory, memory.without(position=range(9))))
+    assert not torch.equal(whole, muted)
+    refused = fails("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--merge", "--out", tmp_path / "other")
+    assert "cannot be kept where visits are summed up" in refused
 
 
 def test_the_embedded_text_needs_nothing(tmp_path: Path) -> None:

@@ -180,3 +180,22 @@ def test_single_precision_is_replayed_in_single_precision(tmp_path: Path, kind: 
     certificate = dualform.load(tmp_path / "run").verify()
     assert certificate.ok, str(certificate)
     assert certificate.relative_error < 5e-5
+
+
+def test_first_steps_in_half_precision_are_within_rounding(tmp_path: Path) -> None:
+    """A second moment that is a single square makes full steps of small gradients, and of their rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(60, 40), nn.Tanh(), nn.Linear(40, 10))
+    optimizer = torch.optim.Adam(model.parameters())
+    with record(model, optimizer, tmp_path / "run", dtype="float16") as recorder:
+        for number in range(20):
+            optimizer.zero_grad()
+            F.cross_entropy(model(torch.randn(64, 60)), torch.randint(10, (64,))).backward()
+            optimizer.step()
+            if number == 1:
+                recorder.sync()
+    certificate = dualform.load(tmp_path / "run").verify()
+    beginning = certificate.layers["0"].chapters[0]
+    assert beginning.relative_error > 5 * certificate.tolerance
+    assert certificate.ok
+    assert all(one.floor <= 0.011 * one.change for one in beginning.parameters.values())

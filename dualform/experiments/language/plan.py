@@ -105,6 +105,7 @@ class Settings:
     hidden: int | None = None
     steps: int | None = None
     merge: bool | None = None  # None: if every visit would take more than a few gigabytes
+    values: bool = False  # keep them too: several times the bytes, and the run can be certified and muted
     seed: int = 0
 
 

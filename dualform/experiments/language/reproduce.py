@@ -14,11 +14,12 @@ import dualform
 from dualform.datasets import corpus as corpora
 from dualform.datasets import library, tokens
 from dualform.datasets.corpus import Corpus
+from dualform.errors import QueryError
 from dualform.experiments.language.answers import ask
 from dualform.experiments.language.plan import Experiment, Query, Settings, recipe_for
 from dualform.experiments.language.quality import measure
 from dualform.experiments.language.results import Findings, document, sections
-from dualform.experiments.language.training import Recipe, perplexity, train
+from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, perplexity, train
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.room import RUNS
 from dualform.text import Text
@@ -34,11 +35,11 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
     text, test = _TOKENS[experiment.level](corpus)
     recipe = recipe_for(experiment, settings)
     queries = _queries(experiment, settings, text)
-    merge = _bytes(recipe) > _MOST if settings.merge is None else settings.merge
+    kept = _kept(recipe, settings)
     path = out / RUNS / experiment.name
     path.parent.mkdir(parents=True, exist_ok=True)
     with stage("training", recipe.steps) as done:
-        trained = train(text, recipe, path, seed=settings.seed, merge=merge, progress=done)
+        trained = train(text, recipe, path, seed=settings.seed, kept=kept, progress=done)
     memory, began = dualform.load(path), perf_counter()
     with stage("asking", len(queries)) as done:
         answers = []
@@ -49,9 +50,12 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
     with stage("measuring how good the answers are", 1):
         quality = measure(memory, trained.model, text, test, settings.seed)
     seconds = {"training": trained.seconds, "asking": asked - began, "measuring": perf_counter() - asked}
+    with stage("certifying", 1):
+        certificate = memory.verify() if kept == VALUES else None  # keys alone have none
     facts = memory.summary()
     found = Findings(
-        experiment, corpus, text, recipe, merge, seconds, trained.perplexity, perplexity(trained.model, test),
+        experiment, corpus, text, recipe, kept, certificate, seconds,
+        trained.perplexity, perplexity(trained.model, test),
         facts["worst_residual"], facts["bytes"], quality, queries, answers,
     )  # fmt: skip
     return write(out, found.title, document(found), sections(found))
@@ -81,6 +85,14 @@ def _piece(text: Text, share: float) -> str:
     """Some tokens of the training text."""
     start = int(share * len(text))
     return text.shown(start, start + (8 if text.separator else 40))
+
+
+def _kept(recipe: Recipe, settings: Settings) -> str:
+    """What the user wants, else the keys of every visit as long as they do not take too much."""
+    if settings.values and settings.merge:
+        raise QueryError("values are of single visits: they cannot be kept where visits are summed up")
+    merge = not settings.values and _bytes(recipe) > _MOST if settings.merge is None else settings.merge
+    return MERGED if merge else VALUES if settings.values else KEYS
 
 
 def _bytes(recipe: Recipe) -> int:

@@ -4,15 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dualform.certificate import Certificate
 from dualform.datasets.corpus import Corpus
 from dualform.experiments.language.answers import Answer, Expected
 from dualform.experiments.language.network import LAYER
 from dualform.experiments.language.plan import Experiment, Query
 from dualform.experiments.language.quality import TOP, Quality
-from dualform.experiments.language.training import Recipe
+from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe
 from dualform.experiments.page import Excerpts, Section
 from dualform.text import Text, to_plain
 
+_KEPT = {
+    MERGED: "keys summed up over all visits to a position",
+    KEYS: "the keys of every visit to a position",
+    VALUES: "the keys and values of every visit to a position",
+}
 _WAYS = {
     "attention": "attention, summed over visits",
     "embedding": "nearest in the input embedding",
@@ -28,7 +34,8 @@ class Findings:
     corpus: Corpus
     text: Text
     recipe: Recipe
-    merged: bool
+    kept: str  # merged | keys | values
+    certificate: Certificate | None  # of a run with values
     seconds: Mapping[str, float]
     training_perplexity: Sequence[tuple[int, float]]
     test_perplexity: float
@@ -53,7 +60,8 @@ def document(found: Findings) -> dict[str, Any]:
         "vocabulary": len(found.text.vocabulary),
         "recipe": asdict(found.recipe),
         "paper_recipe": asdict(found.experiment.paper),
-        "merged": found.merged,
+        "merged": found.kept == MERGED,
+        "certificate": found.certificate and found.certificate.to_dict(),
         "seconds": dict(found.seconds),
         "perplexity": {"training": [list(pair) for pair in found.training_perplexity], "test": found.test_perplexity},
         "worst_residual": found.residual,
@@ -86,16 +94,17 @@ def sections(found: Findings) -> list[Section]:
 def _what_was_done(found: Findings) -> str:
     recipe, paper = found.recipe, found.experiment.paper
     dropout = f"dropout {recipe.dropout:g}, " if recipe.dropout else ""
-    kept = "keys summed up over all visits to a position" if found.merged else "the keys of every visit to a position"
     note = f" {found.corpus.note[0].upper()}{found.corpus.note[1:]}." if found.corpus.note else ""
+    certified = f", and {found.certificate.headline}" if found.certificate else ""
     return (
         f"An LSTM of {recipe.hidden} with an embedding of {recipe.embedding} ({len(found.text.vocabulary):,} "
         f"{found.experiment.level}) trained for {recipe.steps:,} steps on {len(found.text):,} of them: "
         f"batches of {recipe.batch}, {recipe.span} steps of back-propagation, {dropout}Adam with learning rate "
         f"{recipe.lr:g}, gradients clipped at norm {recipe.clip:g}.{note} The paper has an LSTM of {paper.hidden} "
-        f"and {paper.steps:,} steps. Recorded: {kept} of the map to all gates, whose key is [input, previous hidden "
-        f"state], {found.bytes / 1e6:,.0f} MB; every step's gradient was explained to {found.residual:.1e}. "
-        "A query is the last token of a prompt; attention is summed over all visits to a position of the training text."
+        f"and {paper.steps:,} steps. Recorded: {_KEPT[found.kept]} of the map to all gates, whose key is [input, "
+        f"previous hidden state], {found.bytes / 1e6:,.0f} MB; every step's gradient was explained to "
+        f"{found.residual:.1e}{certified}. A query is the last token of a prompt; attention is summed over all visits "
+        "to a position of the training text."
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,9 @@ from dualform.text import Text
 
 TEXT = "text.json"  # beside the run's own files: what positions stand for
 Progress = Callable[[int, str], None]  # a finished step, and a note on how it goes
+
+MERGED, KEYS, VALUES = "merged", "keys", "values"  # what is kept of the LSTM's slots
+_STORED: dict[str, dict[str, Any]] = {MERGED: {"merge": "position"}, KEYS: {"values": False}, VALUES: {}}
 
 _NOTED = 20  # steps a noted perplexity is the mean of
 _ROWS, _SPAN = 16, 200  # in which a test text is read
@@ -59,17 +63,16 @@ class Trained:
 
 
 def train(
-    text: Text, recipe: Recipe, path: Path, *, seed: int, merge: bool, progress: Progress = lambda step, note: None
+    text: Text, recipe: Recipe, path: Path, *, seed: int, kept: str, progress: Progress = lambda step, note: None
 ) -> Trained:
-    """Train on a text and record the keys of the LSTM to `path`: every visit, or summed over visits."""
+    """Train on a text and record the LSTM to `path`: its keys summed over visits, its keys, or its values too."""
     model = seeded(lambda: recipe.network(len(text.vocabulary)), seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
     about = {"model": FACTORY, "arguments": recipe.sizes(len(text.vocabulary)), "text": TEXT}
-    options = {"merge": "position"} if merge else {"values": False}
     meter, began = _Meter(), perf_counter()
     with (
         torch.random.fork_rng(devices=[]),  # dropout draws from the global generator
-        dualform.record(model, optimizer, path, layers=LAYER, about=about, **options) as recorder,
+        dualform.record(model, optimizer, path, layers=LAYER, about=about, **_STORED[kept]) as recorder,
     ):
         torch.manual_seed(seed)
         state: State | None = None

@@ -8,7 +8,7 @@ import pytest
 import dualform
 from dualform.datasets import tokens
 from dualform.datasets.corpus import Corpus, Part
-from dualform.experiments.language.training import Recipe, Trained, train
+from dualform.experiments.language.training import KEYS, MERGED, Recipe, Trained, train
 from dualform.text import Text
 
 RECIPE = Recipe(embedding=4, hidden=6, dropout=0.2, lr=1e-2, clip=1.0, batch=4, span=7, steps=40)
@@ -35,6 +35,6 @@ class Case:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     path = tmp_path_factory.mktemp("language")
     text, test = tokens.characters(Corpus("fable", Part(FABLE, ((0, "The Wolf and the Lamb"),)), Part(FABLE[40:200])))
-    trained = train(text, RECIPE, path / "full", seed=0, merge=False)
-    train(text, RECIPE, path / "merged", seed=0, merge=True)
+    trained = train(text, RECIPE, path / "full", seed=0, kept=KEYS)
+    train(text, RECIPE, path / "merged", seed=0, kept=MERGED)
     return Case(text, test, trained, dualform.load(path / "full"), dualform.load(path / "merged"), path)
