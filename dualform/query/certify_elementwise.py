@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import torch
-from torch import Tensor
 
 from dualform.algebra import Adjoint
+from dualform.query.cancelling import added_squares
 from dualform.query.distance import STORED_EPS, TOLERANCE, Stretch, distance, rounding_of_slots, rounding_of_weights
 from dualform.query.rebuild import LongSum, initial_of
 from dualform.query.replay import Move, Replay
 from dualform.query.scan import Block
 from dualform.query.state import parameter
-from dualform.store import Layer, Part, Run, Shard
+from dualform.store import Layer, Run, Shard
 
 _MOST = 0.01  # of a change, that the rounding of slots may explain
 
@@ -57,7 +57,7 @@ class _Rebuilt:
             step = moved.step()
             worth = self._adjoints[part].back(step)
             for block in blocks:
-                self._squares[part] += float((worth**2 * _squares(block, part)).sum())
+                self._squares[part] += float((worth**2 * added_squares(block, part)).sum())
             self._added[part].add(worth * moved.gradient)
             self._decayed[part] += step.keep != 1.0
 
@@ -83,11 +83,3 @@ class _Rebuilt:
             floor = of_weights + min(of_slots, _MOST * float((after.double() - before.double()).norm()))
             found[part.parameter] = distance(initial + self._added[part].total, before.double(), after.double(), floor)
         return Stretch(first, last, found)
-
-
-def _squares(block: Block, part: Part) -> Tensor:
-    """The squares of what each slot of a backward pass added to the gradient, summed: shaped like the parameter."""
-    values = block.values * float(block.factors(part)[0])
-    if part.columns is None:
-        return values.square().sum(dim=0)
-    return block.keys.outer_squares(values, slice(*part.columns))

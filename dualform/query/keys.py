@@ -37,9 +37,6 @@ class Keys(Protocol):
     def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
         """(slots, rows of the matrix): sum_j matrix[i, j] x[j] q[j], of a matrix and a query as wide as the columns."""
 
-    def norms(self, columns: slice = _ALL) -> Tensor:
-        """(slots,)"""
-
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         """Add each key, times its factor, to the sum of its group: (groups, d_in) in float64."""
 
@@ -66,10 +63,6 @@ class DenseKeys:
     def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
         return self._rows[:, columns] @ (matrix * query).mT
 
-    def norms(self, columns: slice = _ALL) -> Tensor:
-        norms: Tensor = torch.linalg.vector_norm(self._rows[:, columns], dim=1)
-        return norms
-
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         rows = self._rows if factors is None else self._rows * factors.to(self._rows.dtype)[:, None]
         add_by_group(sums, rows, codes)
@@ -95,9 +88,6 @@ class OneHotKeys:
 
     def through(self, matrix: Tensor, query: Tensor, columns: slice = _ALL) -> Tensor:
         return (matrix[:, self._index] * query[self._index]).mT
-
-    def norms(self, columns: slice = _ALL) -> Tensor:
-        return torch.ones(len(self._index))
 
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
         cell = torch.from_numpy(codes) * self._d_in + self._index

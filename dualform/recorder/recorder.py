@@ -316,7 +316,7 @@ def record(
     path: str | Path,
     *,
     layers: str | Iterable[str] = "*",
-    dtype: str = "float16",
+    dtype: str | None = None,
     values: bool = True,
     merge: str | None = None,
     overwrite: bool = False,
@@ -330,7 +330,8 @@ def record(
 
     `optimizer` may be a list. `layers` is a name, a pattern such as "encoder.*", or a list of them; what
     "*" has to leave out is in `recorder.skipped`. `dtype` is the precision of stored keys and values:
-    "float16" (rows scaled by powers of two), "float32" or "float64". With `values=False` only keys are
+    "float16" (rows scaled by powers of two), "float32" or "float64"; None is "float16", but "float32" for values of
+    optimisers that divide elementwise, such as Adam, which magnify rounding. With `values=False` only keys are
     stored: attention weights work, outputs and muting do not, and any optimiser will do. With `merge`, the
     name of a tag such as "position", keys are summed up over all visits to the same value of the tag as they
     come: a small part of the bytes, and exact for `top(per="position")` and `total(by="position")`, but for
@@ -338,11 +339,18 @@ def record(
     exists is replaced only with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    values = values and merge is None
+    dtype = _usual_dtype(optimizers, values) if dtype is None else dtype
     if dtype not in DTYPES:
         raise RecordingError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     try:
         json.dumps(about)
     except (TypeError, ValueError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
-    storage = Storage(dtype=dtype, values=values and merge is None, merge=merge)
+    storage = Storage(dtype=dtype, values=values, merge=merge)
     return Recorder(model, optimizers, Path(path), layers, storage, overwrite, about or {})
+
+
+def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:
+    magnified = values and any(ledger.rule_for(optimizer).elementwise for optimizer in optimizers)
+    return "float32" if magnified else "float16"

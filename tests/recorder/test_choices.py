@@ -137,3 +137,15 @@ def test_leaving_by_an_exception_leaves_a_run_that_opens(tmp_path: Path, error: 
     assert not model[0]._forward_hooks
     memory = assert_exact(tmp_path / "run", model, 2)
     assert f"ended by {error.__name__}" in repr(memory)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "stored"), [("SGD", True, "float16"), ("Adam", True, "float32"), ("Adam", False, "float16")]
+)
+def test_precision_suits_the_optimiser(tmp_path: Path, kind: str, values: bool, stored: str) -> None:
+    """One that divides elementwise magnifies what half precision loses of values."""
+    model = network()
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "run", values=values):
+        step(model, optimizer)
+    assert dualform.load(tmp_path / "run").summary()["storage"]["dtype"] == stored

@@ -24,7 +24,11 @@ TEXT = "text.json"  # beside the run's own files: what positions stand for
 Progress = Callable[[int, str], None]  # a finished step, and a note on how it goes
 
 MERGED, KEYS, VALUES = "merged", "keys", "values"  # what is kept of the LSTM's slots
-_STORED: dict[str, dict[str, Any]] = {MERGED: {"merge": "position"}, KEYS: {"values": False}, VALUES: {}}
+_STORED: dict[str, dict[str, Any]] = {
+    MERGED: {"merge": "position"},
+    KEYS: {"values": False},
+    VALUES: {"dtype": "float16"},
+}
 
 _NOTED = 20  # steps a noted perplexity is the mean of
 _ROWS, _SPAN = 16, 200  # in which a test text is read
