@@ -33,7 +33,7 @@ class LayerCertificate:
     def _note(self, name: str, distance: Distance, tolerance: float) -> str | None:
         share = self.cancelled.get(name, 0.0)
         if share and not distance.ok(tolerance):
-            return f"NOT EXACT: {100 * share:.2g}% of its gradients are only rounding, which the optimiser magnifies"
+            return f"NOT EXACT: {100 * share:.3g}% of its gradients are only rounding, which the optimiser magnifies"
         return "no net gradient" if distance.no_net_gradient else None
 
     def to_dict(self, tolerance: float) -> dict[str, Any]:
