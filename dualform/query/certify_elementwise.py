@@ -9,19 +9,19 @@ step of full size of every gradient, however small. And it may explain a hundred
 gradients are only rounding, it could explain everything.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 import torch
 
-from dualform.algebra import Adjoint
+from dualform.algebra import Adjoint, Step
 from dualform.query.cancelling import added_squares
 from dualform.query.distance import STORED_EPS, TOLERANCE, Stretch, distance, rounding_of_slots, rounding_of_weights
 from dualform.query.rebuild import LongSum, initial_of
 from dualform.query.replay import Move, Replay
 from dualform.query.scan import Block
 from dualform.query.state import parameter
-from dualform.store import Layer, Run, Shard
+from dualform.store import Layer, Part, Run, Shard
 
 _MOST = 0.01  # of a change, that the rounding of slots may explain
 
@@ -35,8 +35,9 @@ def certify_elementwise(run: Run, layer: Layer) -> tuple[Stretch | None, list[St
     for shard, moves in groupby(Replay(run, layer).latest_first(last.info.last_step), key=lambda move: move.shard):
         chapter = _Rebuilt(run, layer, starts[shard], shard)
         for move in moves:
-            whole.add(move)
-            chapter.add(move)
+            steps = {part: moved.step() for part, moved in move.parts.items()}
+            whole.add(move, steps)
+            chapter.add(move, steps)
         chapters.append(chapter.certified())
     return whole.certified() if last.info.last_step else None, chapters[::-1]
 
@@ -51,14 +52,13 @@ class _Rebuilt:
         self._squares = dict.fromkeys(layer.trained, 0.0)
         self._decayed = dict.fromkeys(layer.trained, 0)
 
-    def add(self, move: Move, blocks: Sequence[Block] = ()) -> None:
+    def add(self, move: Move, steps: Mapping[Part, Step], blocks: Sequence[Block] = ()) -> None:
         """One step; with its blocks, also what rounding can have done to it."""
-        for part, moved in move.parts.items():
-            step = moved.step()
+        for part, step in steps.items():
             worth = self._adjoints[part].back(step)
             for block in blocks:
                 self._squares[part] += float((worth**2 * added_squares(block, part)).sum())
-            self._added[part].add(worth * moved.gradient)
+            self._added[part].add(worth * move.parts[part].gradient)
             self._decayed[part] += step.keep != 1.0
 
     def certified(self) -> Stretch:
@@ -68,7 +68,8 @@ class _Rebuilt:
             return found
         replay, again = Replay(self._run, self._layer), _Rebuilt(self._run, self._layer, self._before, self._after)
         for move in replay.latest_first(found.last_step, found.first_step):
-            again.add(move, [replay.slots.block(move.shard, rows) for rows in move.passes])
+            steps = {part: moved.step() for part, moved in move.parts.items()}
+            again.add(move, steps, [replay.slots.block(move.shard, rows) for rows in move.passes])
         return again._stretch()
 
     def _stretch(self) -> Stretch:
