@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualform.algebra import Adjoint
 from dualform.query.coefficients import Ledger, ParameterCoefficients, rule_of
-from dualform.query.replay import Replay, gradient
+from dualform.query.replay import Replay
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
 from dualform.query.state import as_map, optimizer_entry, parameter
@@ -44,8 +44,10 @@ def weights(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since:
 def rebuild(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
     """The same, in its two parts. What was not trained stays itself."""
     layer = slots.layer
-    how = _replayed if rule_of(run, layer).elementwise else _summed
-    trained = how(run, ledger, slots, selection, since)
+    if rule_of(run, layer).elementwise:
+        trained = _replayed(run, layer, selection, since)
+    else:
+        trained = _summed(run, ledger, slots, selection, since)
     constant = {part: parameter(since, layer, part).double() for part in layer.parts if not part.trained}
     return trained | {part: Rebuilt(value, torch.zeros_like(value)) for part, value in constant.items()}
 
@@ -56,12 +58,11 @@ def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since:
     added = {part: torch.zeros_like(initial[part]) for part in layer.trained}
     for block in slots.scan(selection, since.info.last_step):
         for part in layer.trained:
-            added[part] += _added(block, part, of).double()
+            added[part] += block.product(part, weighted_values(block, part, of)).double()
     return {part: Rebuilt(initial[part], added[part]) for part in layer.trained}
 
 
-def _replayed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
-    layer = slots.layer
+def _replayed(run: Run, layer: Layer, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
     adjoints = {part: Adjoint() for part in layer.trained}
     added = {part: LongSum() for part in layer.trained}
     replay = Replay(run, layer)
@@ -72,7 +73,7 @@ def _replayed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, sinc
             if not selection.conditions:
                 added[part].add(worth * moved.gradient)
             for block in blocks:
-                added[part].add(worth * (gradient(block, part) * float(block.factors(part)[0])))
+                added[part].add(worth * (block.product(part, block.values) * float(block.factors(part)[0])))
     found = {}
     for part, adjoint in adjoints.items():
         initial = initial_of(run, since, layer, part, adjoint.weight, adjoint.momentum)
@@ -117,14 +118,6 @@ def initial_of(
     result = weight * parameter(snapshot, layer, part).double()
     moving = optimizer_entry(snapshot, layer, part, rule_of(run, layer).momentum)
     return result if moving is None else result + momentum * moving.double()
-
-
-def _added(block: Block, part: Part, of: Coefficients) -> Tensor:
-    """What a block's slots add to a parameter."""
-    values = weighted_values(block, part, of)
-    if part.columns is None:
-        return values.sum(dim=0)
-    return block.keys.outer(values, slice(*part.columns))
 
 
 def weighted_values(block: Block, part: Part, of: Coefficients) -> Tensor:

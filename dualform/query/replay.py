@@ -137,6 +137,10 @@ class _Chapter:
         """The chosen units, in the precision of the replay."""
         return (stored if self._units is None else stored[self._units]).to(self._slots.dtype)
 
+    def _chosen(self, values: Tensor) -> Tensor:
+        """(slots, units)"""
+        return values if self._units is None else values[:, self._units]
+
     def _take(self, state: Mapping[Part, _State], number: int) -> tuple[dict[Part, _State], Move]:
         """One step forwards. A parameter that torch did not step stays what it is."""
         passes = self._passes.get(number, [])
@@ -160,14 +164,8 @@ class _Chapter:
     def _gradient(self, blocks: Sequence[Block], part: Part, like: Tensor) -> Tensor:
         """Passes of one factor are summed before it is applied, as clipping does."""
         factors = [float(block.factors(part)[0]) for block in blocks]
-        products = (gradient(block, part, self._units) for block in blocks)
+        products = (block.product(part, self._chosen(block.values)) for block in blocks)
         if len(set(factors)) == 1:
             total = sum(products, start=next(products))
             return total if factors[0] == 1.0 else total * factors[0]
         return sum((f * product for f, product in zip(factors, products, strict=True)), start=torch.zeros_like(like))
-
-
-def gradient(block: Block, part: Part, units: Tensor | None = None) -> Tensor:
-    """What a block's slots add to the gradient of a parameter: E^T X, of a bias the sum of E."""
-    values = block.values if units is None else block.values[:, units]
-    return values.sum(dim=0) if part.columns is None else block.keys.outer(values, slice(*part.columns))

@@ -198,6 +198,10 @@ class Block:
         with_exponent = f"{self._prefix}/{exponent}" in shard
         return unpack(rows, shard[f"{self._prefix}/{exponent}"][self._rows] if with_exponent else None, self.wide)
 
+    def product(self, part: Part, values: Tensor) -> Tensor:
+        """What values (slots, units) at these slots add up to in a parameter: E^T X, of a bias the sum of E."""
+        return values.sum(dim=0) if part.columns is None else self.keys.outer(values, slice(*part.columns))
+
     def factors(self, part: Part) -> NDArray[np.float64]:
         """How much of each slot's backward pass was in the gradient of this parameter."""
         column = self._of.layer.trained.index(part)
