@@ -13,9 +13,8 @@ class LayerCertificate:
 
     whole: Stretch | None
     chapters: list[Stretch]
-    cancelled: Mapping[str, float] = field(
-        default_factory=dict
-    )  # why it failed: the share of a gradient that is rounding
+    # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
+    cancelled: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def relative_error(self) -> float:

@@ -1,8 +1,10 @@
 """torch.optim.Adam and AdamW as Steps: both weight decays, amsgrad, maximize.
 
-v' = beta2 v + (1 - beta2) g^2                    amsgrad: the largest v' so far
-m' = beta1 m + (1 - beta1) g
-W' = keep W - lr / (1 - beta1^t) m' / (sqrt(v') / sqrt(1 - beta2^t) + eps)
+    v' = beta2 v + (1 - beta2) g^2
+    m' = beta1 m + (1 - beta1) g
+    W' = keep W - lr / (1 - beta1^t) m' / (sqrt(v') / sqrt(1 - beta2^t) + eps)
+
+amsgrad divides by the root of the largest v' so far.
 """
 
 from collections.abc import Mapping

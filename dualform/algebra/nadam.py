@@ -4,7 +4,7 @@
     m' = beta1 m + (1 - beta1) g,   v' = beta2 v + (1 - beta2) g^2,   D = sqrt(v' / (1 - beta2^t)) + eps
     W' = keep W - lr (1 - mu_t) / (1 - P_t) g / D - lr mu_{t+1} / (1 - P_t mu_{t+1}) m' / D
 
-torch keeps P in its default precision, mostly float32, and 1 - P_t is small at first: so is our product.
+torch keeps P in its default precision, mostly float32, and rounds it there; so do we.
 """
 
 from collections.abc import Mapping

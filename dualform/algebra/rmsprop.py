@@ -1,8 +1,10 @@
 """torch.optim.RMSprop as Steps: momentum, centred or not, weight decay, maximize.
 
-v' = alpha v + (1 - alpha) g^2                    centred: less the square of the running g
-m' = momentum m + g / (sqrt(v') + eps)
-W' = W - lr m'                                    without momentum: W - lr g / (sqrt(v') + eps)
+    v' = alpha v + (1 - alpha) g^2
+    m' = momentum m + g / (sqrt(v') + eps)
+    W' = W - lr m'
+
+Without momentum it is W' = W - lr g / (sqrt(v') + eps); centred, v' less the square of the running mean of g.
 """
 
 from collections.abc import Mapping

@@ -1,7 +1,9 @@
-"""What dualform has to know of an optimiser. One file each, and that is all it takes: see docs/optimisers.md.
+"""What dualform has to know of an optimiser.
 
-RULE = Rule(COLUMNS, read, step, MOMENTUM)                      # linear: SGD
-RULE = Rule(COLUMNS, read, step, MOMENTUM, MOMENTS, advance)    # divides elementwise: Adam and friends
+    RULE = Rule(COLUMNS, read, step, MOMENTUM)                      # linear: SGD
+    RULE = Rule(COLUMNS, read, step, MOMENTUM, MOMENTS, advance)    # divides elementwise: Adam and friends
+
+One file each, and that is all it takes: see docs/optimisers.md.
 """
 
 from collections.abc import Callable, Mapping
