@@ -79,11 +79,8 @@ def attend(
     if as_json:
         print_json({"run": str(run), "inputs": [_document(one, answers) for one, answers in found.items()]})
         return
-    out = terminal.console()
     for one, answers in found.items():
-        for name, answer in answers.items():
-            out.print(f"input {one}, layer {name}", style="bold")
-            _tell(out, answer, ", ".join(groups), f"top {per or 'slot'}s")
+        _tell(terminal.console(), one, answers, ", ".join(groups), f"top {per or 'slot'}s")
 
 
 def _check_contribution(wanted: bool, target: int | None, prompt: list[str] | None) -> None:
@@ -161,7 +158,13 @@ def _as_the_model_takes_it(network: "nn.Module", row: "Tensor") -> "Tensor":
     return row
 
 
-def _tell(out: "Console", answer: _Answer, groups: str, top: str) -> None:
+def _tell(out: "Console", index: int, answers: dict[str, _Answer], groups: str, top: str) -> None:
+    for layer, answer in answers.items():
+        out.print(f"input {index}, layer {layer}", style="bold")
+        _tell_layer(out, answer, groups, top)
+
+
+def _tell_layer(out: "Console", answer: _Answer, groups: str, top: str) -> None:
     from dualform import terminal
 
     best, *totals = answer.tables
