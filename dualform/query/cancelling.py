@@ -19,13 +19,14 @@ _ROUNDING = 4.0  # times the precision, of the root of the squares that were sum
 def cancelled(run: Run, layer: Layer) -> dict[str, float]:
     """For each trained parameter, the share of the entries of its gradients, over all steps, that rounding explains."""
     last, replay = run.snapshot(run.steps), Replay(run, layer)
+    stored = STORED_EPS[run.manifest.storage.dtype]
+    eps = {part: max(stored, torch.finfo(parameter(last, layer, part).dtype).eps) for part in layer.trained}
     seen, empty = dict.fromkeys(layer.trained, 0), dict.fromkeys(layer.trained, 0)
     for move in replay.latest_first(last.info.last_step):
         blocks = [replay.slots.block(move.shard, rows) for rows in move.passes]
         for part, moved in move.parts.items():
-            eps = max(STORED_EPS[run.manifest.storage.dtype], torch.finfo(parameter(last, layer, part).dtype).eps)
             squares = sum((added_squares(block, part) for block in blocks), start=torch.zeros_like(moved.gradient))
-            rounding = moved.gradient.abs() <= _ROUNDING * eps * squares.sqrt()
+            rounding = moved.gradient.abs() <= _ROUNDING * eps[part] * squares.sqrt()
             seen[part] += int((squares > 0).sum())
             empty[part] += int((rounding & (squares > 0)).sum())
     return {part.parameter: empty[part] / max(seen[part], 1) for part in layer.trained}

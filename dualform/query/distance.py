@@ -16,7 +16,7 @@ class Distance:
 
     error: float  # |dual - primal|
     change: float  # |W_T - W_0|
-    floor: float  # what independent rounding errors can add up to
+    floor: float  # what rounding can add up to
 
     @property
     def no_net_gradient(self) -> bool:
