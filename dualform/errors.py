@@ -4,7 +4,8 @@ DualformError
 ├── RecordingError             the training loop cannot be recorded, or not any further
 │   ├── UnexplainedGradient    keys and values are not all of a parameter's gradient
 │   ├── ParameterChanged       a parameter moved without its optimiser
-│   └── NotFinite              a key, a value or a gradient is NaN or infinite
+│   ├── NotFinite              a key, a value or a gradient is NaN or infinite
+│   └── CannotResume           the run does not go on from here: another step, other weights, another model
 ├── StorageError               bytes could not be written
 │   └── RunExists              the directory is already in use
 ├── RunError                   a directory is not a readable run
@@ -36,6 +37,10 @@ class ParameterChanged(RecordingError):
 
 class NotFinite(RecordingError):
     """A key, a value or a gradient is NaN or infinite."""
+
+
+class CannotResume(RecordingError):
+    """The run does not go on from here: another step, other weights, another model."""
 
 
 class StorageError(DualformError):

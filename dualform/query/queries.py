@@ -36,11 +36,7 @@ def _layers_like(layer: Layer, modules: Mapping[str, nn.Module]) -> list[str]:
 
 
 def _check_shape(layer: Layer, part: Part, parameter: Tensor | None) -> None:
-    if part.columns is None:
-        expected: tuple[int, ...] = (layer.d_out,)
-    else:
-        width = part.columns[1] - part.columns[0]
-        expected = (width, layer.d_out) if layer.one_hot else (layer.d_out, width)
+    expected = layer.shape(part)
     if parameter is None or tuple(parameter.shape) != expected:
         got = "none" if parameter is None else f"one of shape {tuple(parameter.shape)}"
         raise QueryError(

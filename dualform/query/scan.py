@@ -45,7 +45,7 @@ class Slots:
         self.run, self.layer = run, layer
         self.dtype = dtype or wide(run)
         self._key_shards: list[Shard] = [s for _, s in run.chapters() if f"slots/{layer.name}/keys" in s]
-        rows = [len(s[f"slots/{layer.name}/keys"]) for s in self._key_shards]
+        rows = [s.key_rows(layer.name) for s in self._key_shards]
         self._key_starts = np.cumsum([0, *rows])  # the first stored key row of each of these shards
         slots = [s.slots(layer.name) for s in self._key_shards]
         self._slot_starts = np.cumsum([0, *slots])
@@ -94,9 +94,9 @@ class Slots:
         """The rows of each backward pass in a shard, by its step, in order."""
         found: dict[int, list[slice]] = {}
         if shard in self._key_shards:
-            counts = shard[f"slots/{self.layer.name}/pass_rows"]
+            steps, counts = shard.passes(self.layer.name)
             ends = np.cumsum(counts)
-            for step, start, end in zip(shard[f"slots/{self.layer.name}/pass_step"], ends - counts, ends, strict=True):
+            for step, start, end in zip(steps, ends - counts, ends, strict=True):
                 found.setdefault(int(step), []).append(slice(int(start), int(end)))
         return found
 
@@ -136,11 +136,11 @@ class Slots:
         return kept[2]
 
     def _load_piece(self, number: int) -> _Piece:
-        shard, name = self._key_shards[number], f"slots/{self.layer.name}"
-        counts = shard[f"{name}/pass_rows"]
+        shard = self._key_shards[number]
+        steps, counts = shard.passes(self.layer.name)
+        shard.check_indices(self.layer, int(self._key_starts[number + 1]))
         passes = np.repeat(np.arange(len(counts)), counts)
-        steps = shard[f"{name}/pass_step"][passes]
-        return _Piece(shard, self.layer, int(self._slot_starts[number]), steps, passes)
+        return _Piece(shard, self.layer, int(self._slot_starts[number]), steps[passes], passes)
 
 
 class Block:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from secrets import randbits, token_hex
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.errors import DualformError, NotFinite, ParameterChanged, RecordingError
+from dualform.errors import DualformError, NotFinite, ParameterChanged, RecordingError, StorageError
 from dualform.recorder import ledger
 from dualform.recorder.arena import Arena
 from dualform.recorder.audit import Look, explain
@@ -35,10 +35,13 @@ from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
 from dualform.recorder.layers import Recorded, plan
 from dualform.recorder.merge import Merger
 from dualform.recorder.probe import Probe
+from dualform.recorder.resume import go_on
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
-from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, Storage, prepare
+from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, Storage
 from dualform.store.packing import pack
+
+_SEED = 20220211
 
 
 class Recorder:
@@ -46,11 +49,12 @@ class Recorder:
 
     def __init__(
         self, model: nn.Module, optimizers: Sequence[Optimizer], path: Path, layers: str | Iterable[str],
-        storage: Storage, overwrite: bool, about: Mapping[str, Any],
+        storage: Storage, overwrite: bool, resume: int | None, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.path = path
-        self.steps = 0
-        self._model, self._optimizers, self._storage, self._overwrite = model, optimizers, storage, overwrite
+        self.steps = resume or 0
+        self._model, self._optimizers, self._storage = model, optimizers, storage
+        self._overwrite, self._resume = overwrite, resume
         chosen = plan(model, optimizers, layers, storage)
         self.skipped = chosen.skipped
         self._recorded = chosen.recorded
@@ -66,9 +70,9 @@ class Recorder:
         self._merger = Merger(self._manifest.layers, storage.merge, storage.dtype) if storage.merge else None
         self._writer: RunWriter | None = None
         self._failed: BaseException | None = None
-        # Random numbers of its own: recording must not change the user's.
-        self._seed = randbits(62)
-        generator = torch.Generator().manual_seed(self._seed)
+        # Random numbers of its own: recording must not change the user's. The same for every run: one that
+        # was interrupted must measure what an uninterrupted one would.
+        generator = torch.Generator().manual_seed(_SEED)
         self._probes = [Probe(entry.layer, generator) for entry in chosen.recorded]
         self._idle = {
             part.parameter: [0.0] * (1 + len(self._manifest.optimizers[part.optimizer or 0].columns))
@@ -116,8 +120,11 @@ class Recorder:
         self._stepping = False
         self._arena = Arena()
         state = snapshot(self._model, self._optimizers)
-        prepare(self.path, self._overwrite)
-        self._writer = RunWriter(self.path, self._manifest, state, chapter_bytes(state))
+        size = chapter_bytes(state)
+        if self._resume is None:
+            self._writer = RunWriter.begin(self.path, self._manifest, state, size, self._overwrite)
+        else:
+            self._writer, self._kinds = go_on(self.path, self._resume, self._manifest, state, size)
         self._captures = Captures(self._recorded, self._probes, lambda: self._tags, self._pack)
         self._handles: list[RemovableHandle] = []
         for index, optimizer in enumerate(self._optimizers):
@@ -142,7 +149,7 @@ class Recorder:
 
     def _close(self, kind: type[BaseException] | None) -> None:
         assert self._writer is not None
-        if self._failed is not None and not isinstance(self._failed, RecordingError):
+        if isinstance(self._failed, StorageError):
             self._writer.abandon()  # the disk said no once; what was sealed stays readable
             return
         # Weights that moved on without being recorded are not the state after the last recorded step.
@@ -250,7 +257,7 @@ class Recorder:
         entry = self._recorded[self.steps % len(self._recorded)]
         name = entry.layer.parts[0].parameter
         weight = _get(entry, name).detach()
-        return name, weight[(self._seed + 31 * self.steps) % len(weight)]
+        return name, weight[(_SEED + 31 * self.steps) % len(weight)]
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()
@@ -320,6 +327,7 @@ def record(
     values: bool = True,
     merge: str | None = None,
     overwrite: bool = False,
+    resume: int | None = None,
     about: Mapping[str, Any] | None = None,
 ) -> Recorder:
     """Record the training of a model's linear layers to a directory.
@@ -336,7 +344,11 @@ def record(
     name of a tag such as "position", keys are summed up over all visits to the same value of the tag as they
     come: a small part of the bytes, and exact for `top(per="position")` and `total(by="position")`, but for
     nothing else. What is summed up is in memory until `recorder.sync()` or the end of the block. A run that
-    exists is replaced only with `overwrite=True`. `about` is kept with the run: anything JSON can hold.
+    exists is replaced only with `overwrite=True`.
+
+    With `resume`, a step at which `recorder.sync()` was called, a run goes on from there: restore the model and
+    the optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
+    `overwrite` says nothing. `about` is kept with the run, as it was begun: anything JSON can hold.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     values = values and merge is None
@@ -344,11 +356,11 @@ def record(
     if dtype not in DTYPES:
         raise RecordingError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     try:
-        json.dumps(about)
+        about = json.loads(json.dumps(about or {}))
     except (TypeError, ValueError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
-    return Recorder(model, optimizers, Path(path), layers, storage, overwrite, about or {})
+    return Recorder(model, optimizers, Path(path), layers, storage, overwrite, resume, about or {})
 
 
 def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:

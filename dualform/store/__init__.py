@@ -1,11 +1,12 @@
 """Runs on disk: format, writer, reader. Nothing imported here needs torch."""
 
 from dualform.store.chapter import Rows, StepRecord
+from dualform.store.directory import Resumption, claim
 from dualform.store.files import Column
 from dualform.store.format import DTYPES, Layer, Manifest, Optimizer, Part, Storage, clean_name
 from dualform.store.reader import Run, Shard
 from dualform.store.summary import summary, summary_lines
-from dualform.store.writer import RunWriter, prepare
+from dualform.store.writer import RunWriter
 
 __all__ = [
     "DTYPES",
@@ -14,14 +15,15 @@ __all__ = [
     "Manifest",
     "Optimizer",
     "Part",
+    "Resumption",
     "Rows",
     "Run",
     "RunWriter",
     "Shard",
     "StepRecord",
     "Storage",
+    "claim",
     "clean_name",
-    "prepare",
     "summary",
     "summary_lines",
 ]

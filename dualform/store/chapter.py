@@ -51,14 +51,16 @@ class Chapter:
     first_step: int
     steps: list[StepRecord] = field(default_factory=list)
     merged: dict[str, Rows] = field(default_factory=dict)  # layer -> all its slots, in a merged memory
+    tags: Mapping[str, str] = field(default_factory=dict)  # name -> kind
     nbytes: int = 0
 
     @property
     def last_step(self) -> int:
         return self.first_step + len(self.steps)
 
-    def append(self, step: StepRecord) -> None:
+    def append(self, step: StepRecord, tags: Mapping[str, str]) -> None:
         self.steps.append(step)
+        self.tags = tags
         self.nbytes += sum(rows.nbytes for passes in step.rows.values() for rows in passes)
 
     def tables(self) -> dict[str, Column]:

@@ -2,7 +2,7 @@
 
 A file is written under a temporary name, flushed to the disk, renamed, and its directory flushed.
 safetensors' own writer needs each tensor in one piece; ours takes lists of blocks, so that sealing a
-shard copies nothing.
+shard copies nothing. Every call that changes the disk is one of `os`, where tests let each of them fail.
 """
 
 import errno
@@ -11,6 +11,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -20,11 +21,15 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dualform.errors import RunExists, StorageError
+from dualform.errors import StorageError
 from dualform.store.format import ShardInfo, header_digest
+
+if sys.platform != "win32":
+    import fcntl
 
 Array = NDArray[Any]
 
+TEMPORARY = ".tmp"
 _BUFFER = 4 << 20
 _ALIGNED = 4096
 
@@ -78,7 +83,7 @@ def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
 
 def write_atomically(path: Path, pieces: Iterable[Array]) -> None:
     """Write a whole file or none."""
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + TEMPORARY)
     try:
         handle = _open(temporary)
         try:
@@ -87,9 +92,10 @@ def write_atomically(path: Path, pieces: Iterable[Array]) -> None:
         finally:
             os.close(handle)
         temporary.replace(path)
-        _flush_directory(path.parent)
+        flush_directory(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that failed once may fail again; the first failure is the one to tell of
+            temporary.unlink()
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
@@ -124,13 +130,20 @@ def _write_blocks(handle: int, pieces: Iterable[Array]) -> None:
 def _write_fully(handle: int, content: memoryview) -> None:
     while content:
         written = os.write(handle, content)
-        if written % _ALIGNED:  # as much as fitted: the disk is full
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if not written:
+            raise OSError(errno.EIO, "the disk takes no more bytes and does not say why")
         content = content[written:]
+        if written % _ALIGNED and content:
+            _through_the_cache(handle)  # the rest is no longer aligned; if there is no room for it, now it is said
 
 
-def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> None:
-    """Write a safetensors file with the shard's info and all checksums in its metadata."""
+def _through_the_cache(handle: int) -> None:
+    if sys.platform == "linux":
+        fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)
+
+
+def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> str:
+    """Write a safetensors file with the shard's info and all checksums in its metadata; returns its digest."""
     header: dict[str, Any] = {}
     checksums: dict[str, int] = {}
     offset = 0
@@ -142,12 +155,14 @@ def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> N
         checksums[name] = _checksum(column)
         offset = end
     text = info.to_json(checksums)
-    header["__metadata__"] = {"dualform": text, "digest": header_digest(header, text)}
+    digest = header_digest(header, text)
+    header["__metadata__"] = {"dualform": text, "digest": digest}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-(8 + len(encoded)) % 64)  # so that the first tensor is aligned for memory maps
     blocks = (_bytes(block) for _, column in ordered for block in column.blocks)
     head = np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8)
     write_atomically(path, [head, *blocks])
+    return digest
 
 
 def _bytes(block: Array) -> Array:
@@ -161,38 +176,23 @@ def _checksum(column: Column) -> int:
     return checksum
 
 
-def _flush_directory(directory: Path) -> None:
-    if os.name == "nt":  # Windows cannot open directories; its renames are journalled
+def make_directory(path: Path) -> None:
+    """A directory, and those above it that are missing; each is flushed, or a power cut may take it away again."""
+    missing = [one for one in (path, *path.parents) if not one.exists()]
+    for one in reversed(missing):
+        one.mkdir(exist_ok=True)
+        flush_directory(one.parent)
+
+
+def flush_directory(directory: Path) -> None:
+    """Make what was created, renamed or removed in a directory last."""
+    if sys.platform == "win32":  # Windows cannot open directories; its renames are journalled
         return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # which says that this file system has nothing to flush
+            raise
     finally:
         os.close(handle)
-
-
-class Lock:
-    """Keeps a second writer out of a run. The operating system releases it when the process dies."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("a+b")
-        try:
-            _lock(self._file.fileno())
-        except OSError:
-            self._file.close()
-            raise RunExists(f"another process is recording to {path.parent}") from None
-
-    def release(self) -> None:
-        self._file.close()
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(handle: int) -> None:
-        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
-else:
-    import fcntl
-
-    def _lock(handle: int) -> None:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

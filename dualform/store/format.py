@@ -9,13 +9,12 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from dualform.errors import RunError
-
 VERSION = 1
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 _WRAPPERS = ("_orig_mod.", "module.")
 DTYPES = ("float16", "float32", "float64")
+KINDS = ("Linear", "Embedding", "LSTM")
 
 
 def clean_name(name: str) -> str:
@@ -72,6 +71,13 @@ class Layer:
         """Numbers that are stored for a key: of a one-hot key, where its 1 is."""
         return 1 if self.one_hot else self.d_in
 
+    def shape(self, part: Part) -> tuple[int, ...]:
+        """Of a parameter."""
+        if part.columns is None:
+            return (self.d_out,)
+        width = part.columns[1] - part.columns[0]
+        return (width, self.d_out) if self.one_hot else (self.d_out, width)
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -103,52 +109,20 @@ class Manifest:
     about: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        content = {"format": "dualform", "version": VERSION, **asdict(self)}
-        return json.dumps({**content, "crc32": _crc(content)}, indent=1, ensure_ascii=False) + "\n"
+        content = self._content()
+        return json.dumps({**content, "crc32": checksum(content)}, indent=1, ensure_ascii=False) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str, where: str) -> "Manifest":
-        """Read a manifest; anything that is not one raises a RunError that names `where`."""
-        try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise RunError(f"{where} is not valid JSON: {error}") from None
-        if not isinstance(content, dict) or content.get("format") != "dualform":
-            raise RunError(f"{where} is not the manifest of a dualform run")
-        if content.get("version") != VERSION:
-            raise RunError(
-                f"{where} has format version {content.get('version')!r}, this dualform reads {VERSION}: "
-                "upgrade with pip install --upgrade dualform"
-            )
-        if content.pop("crc32", None) != _crc(content):
-            raise RunError(f"{where} was damaged or edited: its checksum does not fit")
-        try:
-            return cls(
-                run=content["run"],
-                created=content["created"],
-                software=content["software"],
-                storage=Storage(**content["storage"]),
-                optimizers=tuple(Optimizer(o["kind"], tuple(o["columns"])) for o in content["optimizers"]),
-                layers=tuple(_layer(layer) for layer in content["layers"]),
-                about=content["about"],
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"{where} is incomplete: {error!r}") from None
+    @property
+    def digest(self) -> str:
+        """Its checksum, as the first shard repeats it."""
+        return f"{checksum(self._content()):08x}"
+
+    def _content(self) -> dict[str, Any]:
+        return {"format": "dualform", "version": VERSION, **asdict(self)}
 
 
-def _layer(content: dict[str, Any]) -> Layer:
-    parts = tuple(
-        Part(
-            p["parameter"],
-            None if p["columns"] is None else (p["columns"][0], p["columns"][1]),
-            p["optimizer"],
-        )
-        for p in content["parts"]
-    )
-    return Layer(content["name"], content["kind"], content["d_in"], content["d_out"], parts)
-
-
-def _crc(content: dict[str, Any]) -> int:
+def checksum(content: dict[str, Any]) -> int:
+    """Of a JSON document, however it is laid out."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
@@ -158,6 +132,7 @@ class ShardInfo:
 
     run: str
     index: int
+    previous: str  # digest of the shard before it; of the first: the manifest's checksum
     first_step: int
     last_step: int
     tags: dict[str, str]  # name -> int | float | bool | string
@@ -166,15 +141,6 @@ class ShardInfo:
 
     def to_json(self, checksums: dict[str, int]) -> str:
         return json.dumps({"version": VERSION, **asdict(self), "crc32": checksums}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str) -> tuple["ShardInfo", dict[str, int]]:
-        """The info and the checksum of each tensor. Raises KeyError, TypeError or ValueError."""
-        content = json.loads(text)
-        if content.pop("version") != VERSION:
-            raise ValueError("of another format version")
-        checksums = content.pop("crc32")
-        return cls(**content), checksums
 
 
 def header_digest(tensors: dict[str, Any], info: str) -> str:

@@ -1,10 +1,10 @@
 """Opens a run: the manifest and the longest valid prefix of its shards, as memory maps.
 
-Opening reads headers and sizes only; `Shard.check` reads every byte. No torch here, so that asking a
-run what it is costs nothing.
+Opening reads headers and sizes only; the bytes of a tensor are checked when it is first asked for, so that a
+damaged one is never taken for an answer. No torch here, so that asking a run what it is costs nothing.
 """
 
-import json
+import stat
 import zlib
 from collections.abc import Iterator
 from functools import cached_property
@@ -16,10 +16,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
-from dualform.store.format import MANIFEST, Layer, Manifest, ShardInfo, header_digest, shard_name
+from dualform.store.document import parsed
+from dualform.store.format import MANIFEST, Layer, Manifest, header_digest, shard_name
+from dualform.store.parse import info_from_json, manifest_from_json
+from dualform.store.sound import check_contents
 
 Array = NDArray[Any]
 
+_LONGEST = 100_000_000  # bytes of a manifest; safetensors allows as many for the header of a shard
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32,
     "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_, "BF16": np.uint16,
@@ -27,34 +31,53 @@ _DTYPES = {
 
 
 class Shard:
-    """One sealed chapter. `shard["ledger/0.weight"]` is a memory map of that tensor."""
+    """One sealed chapter. `shard["ledger/0.weight"]` is a memory map of that tensor, checked when first asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._checked: set[str] = set()
         try:
+            _check_regular(path)
             with safe_open(path, framework="np"):  # the library checks lengths, shapes and offsets
                 pass
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
-                self._tensors: dict[str, Any] = json.loads(file.read(length))
+                self._tensors: dict[str, Any] = parsed(file.read(length))
             metadata = self._tensors.pop("__metadata__")
-            self.info, self._checksums = ShardInfo.from_json(metadata["dualform"])
-            sound = metadata["digest"] == header_digest(self._tensors, metadata["dualform"])
+            self.digest = header_digest(self._tensors, metadata["dualform"])
+            if metadata["digest"] != self.digest:
+                raise ValueError("the checksum of its header does not fit")
+            self.info, self._checksums = info_from_json(metadata["dualform"], str(path))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise RunError(f"{path} is not a sound shard: {error}") from None
-        if not sound:
-            raise RunError(f"{path} is not a sound shard: the checksum of its header does not fit")
         self._start = 8 + length
         self._bytes = np.memmap(path, dtype=np.uint8, mode="c")  # "c": private pages, never written back
+
+    def check_contents(self, manifest: Manifest) -> None:
+        """Raise unless every tensor is there that a run of this manifest has, in its dtype and shape."""
+        try:
+            check_contents(manifest, self.info, self._tensors)
+        except ValueError as error:
+            raise RunError(f"{self.path} is not a sound shard: {error}") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self._tensors:
+            raise RunError(f"{self.path} has no {name}")
         entry = self._tensors[name]
         begin, end = (self._start + offset for offset in entry["data_offsets"])
-        flat: Array = self._bytes[begin:end].view(np.ndarray).view(_DTYPES[entry["dtype"]])
-        return flat.reshape(entry["shape"])
+        content = self._bytes[begin:end].view(np.ndarray)
+        if name not in self._checked:
+            if zlib.crc32(content.data) != self._checksums.get(name):
+                raise RunError(f"{self.path} is damaged: the checksum of {name} does not fit")
+            self._checked.add(name)
+        try:
+            array: Array = content.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+        except (KeyError, ValueError) as error:  # dtypes that dualform never writes, empty tensors of absurd shapes
+            raise RunError(f"{self.path} is not a sound shard: {name} cannot be read: {error}") from None
+        return array
 
     def dtype(self, name: str) -> str:
         """safetensors' name of the dtype: numpy has none for bfloat16, whose bits come as uint16."""
@@ -72,12 +95,39 @@ class Shard:
         return any(name.startswith("state/") for name in self._tensors)
 
     def slots(self, layer: str) -> int:
-        name = f"slots/{layer}/pass_rows"
-        return int(self[name].sum()) if name in self else 0
+        """How many slots of a layer there are."""
+        return self._rows(f"slots/{layer}/key_index") if f"slots/{layer}/key_index" in self else self.key_rows(layer)
+
+    def key_rows(self, layer: str) -> int:
+        """How many keys of a layer are stored here."""
+        return self._rows(f"slots/{layer}/keys")
+
+    def _rows(self, name: str) -> int:
+        return int(self._tensors[name]["shape"][0]) if name in self else 0
+
+    def passes(self, layer: str) -> tuple[Array, Array]:
+        """Of each backward pass through a layer its step, and how many slots it has."""
+        steps, rows = self[f"slots/{layer}/pass_step"], self[f"slots/{layer}/pass_rows"]
+        slots = self.slots(layer)
+        self._check_within(steps, self.info.first_step, self.info.last_step, f"slots/{layer}/pass_step")
+        self._check_within(rows, 0, slots + 1, f"slots/{layer}/pass_rows")
+        if rows.sum() != slots or (np.diff(steps) < 0).any():
+            raise RunError(f"{self.path} is not a sound shard: the passes of {layer} do not add up to its slots")
+        return steps, rows
+
+    def check_indices(self, layer: Layer, stored: int) -> None:
+        """Check what points elsewhere: the keys of slots, of which `stored` are there, and the ones of one-hot keys."""
+        if f"slots/{layer.name}/key_index" in self:
+            self._check_within(self[f"slots/{layer.name}/key_index"], 0, stored, f"slots/{layer.name}/key_index")
+        if layer.one_hot:
+            self._check_within(self[f"slots/{layer.name}/keys"], 0, layer.d_in, f"slots/{layer.name}/keys")
 
     def tag(self, layer: str, tag: str) -> Array:
         """A tag's column, strings as their codes: `strings` has the texts."""
-        return self[f"tags/{layer}/{tag}"]
+        column = self[f"tags/{layer}/{tag}"]
+        if self.info.tags[tag] == "string":
+            self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), f"tags/{layer}/{tag}")
+        return column
 
     def strings(self, layer: str, tag: str) -> Array:
         return np.array(self.info.strings[f"{layer}/{tag}"], dtype=np.str_)
@@ -85,9 +135,11 @@ class Shard:
     def check(self) -> None:
         """Read every byte against its checksum."""
         for name in self._tensors:
-            content = np.ascontiguousarray(self[name]).reshape(-1).view(np.uint8)
-            if zlib.crc32(content.data) != self._checksums.get(name):
-                raise RunError(f"{self.path} is damaged: the checksum of {name} does not fit")
+            self[name]
+
+    def _check_within(self, column: Array, low: int, end: int, name: str) -> None:
+        if len(column) and not (low <= int(column.min()) and int(column.max()) < end):
+            raise RunError(f"{self.path} is not a sound shard: {name} is not between {low} and {end - 1}")
 
 
 class Run:
@@ -98,7 +150,8 @@ class Run:
         self.manifest = _manifest(self.path)
         self.shards: list[Shard] = []
         self.unread: str | None = None
-        for index in range(len(list(self.path.glob("shard-*.safetensors")))):
+        self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
+        for index in range(sum(1 for _ in self.path.glob("shard-*.safetensors"))):
             try:
                 shard = Shard(self.path / shard_name(index))
                 self._check_follows(shard, index)
@@ -106,15 +159,27 @@ class Run:
                 self.unread = str(error)
                 break
             self.shards.append(shard)
+            if self._has_slots(shard):
+                self.tags = shard.info.tags
         if not self.shards:
             raise RunError(f"{self.path} has no readable shard: {self.unread or 'nothing was sealed yet'}")
 
     def _check_follows(self, shard: Shard, index: int) -> None:
-        info = shard.info
+        info, before = shard.info, self.shards[-1] if self.shards else None
         if (info.run, info.index) != (self.manifest.run, index):
             raise RunError(f"{shard.path} belongs to another run or another place in it")
-        if info.first_step != (self.shards[-1].info.last_step if self.shards else 0):
+        if info.previous != (before.digest if before else self.manifest.digest):
+            raise RunError(f"{shard.path} does not follow the {'shard' if before else 'manifest'} before it")
+        if info.first_step != (before.info.last_step if before else 0) or (not before and info.last_step):
             raise RunError(f"{shard.path} does not go on where the shard before it ends")
+        if not before and not shard.has_state:
+            raise RunError(f"{shard.path} does not have the state the run began with")
+        shard.check_contents(self.manifest)
+        if self._has_slots(shard) and any(map(self._has_slots, self.shards)) and info.tags != self.tags:
+            raise RunError(f"{shard.path} has other tags than the shards before it")
+
+    def _has_slots(self, shard: Shard) -> bool:
+        return any(shard.slots(layer.name) for layer in self.manifest.layers)
 
     @property
     def steps(self) -> int:
@@ -128,10 +193,6 @@ class Run:
     @property
     def nbytes(self) -> int:
         return sum(shard.nbytes for shard in self.shards)
-
-    @property
-    def tags(self) -> dict[str, str]:
-        return self.shards[-1].info.tags
 
     @cached_property
     def layers(self) -> dict[str, Layer]:
@@ -161,8 +222,18 @@ def _manifest(path: Path) -> Manifest:
     if not path.is_dir():
         raise RunError(f"there is no run at {path}: no such directory")
     try:
-        return Manifest.from_json(file.read_text(encoding="utf-8"), str(file))
+        _check_regular(file, _LONGEST)
+        return manifest_from_json(file.read_text(encoding="utf-8"), str(file))
     except FileNotFoundError:
         raise RunError(f"{path} is not a dualform run: it has no {MANIFEST}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RunError(f"cannot read {file}: {error}") from None
+
+
+def _check_regular(path: Path, longest: int | None = None) -> None:
+    """Anything else that can be opened may never end, or never begin: pipes, devices."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is not a file")
+    if longest is not None and found.st_size > longest:
+        raise ValueError(f"it is longer than {longest:,} bytes")

@@ -50,6 +50,14 @@ class KeyPool:
         found = {"keys": Column(keys), **{name: Column([array]) for name, array in columns.items()}}
         return {f"slots/{layer}/{name}": column for name, column in found.items()}
 
+    def recall(self, keys: Array, exponents: Array | None, slots: int | None) -> None:
+        """Know a sealed shard's key rows again when a run goes on; `slots` had an index into them, None: none had."""
+        rows = self._stored + np.arange(len(keys))
+        self._stored += len(keys)
+        if slots is not None and self._open:
+            self._slots += slots
+            self._remember(self._hash([keys], exponents), rows)
+
     def _find(self, hashes: Hashes) -> tuple[Index, Index]:
         """Which of the rows are new, and for each row the number of its stored one."""
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))

@@ -2,45 +2,60 @@
 
 At most two chapters are in memory, one being filled and one being written; if the disk is slower
 than the training, training waits. A shard holds steps and the state *after* them, so every sealed
-chapter can be certified at once; shard 0 has no steps, only the state the run began with.
+chapter can be certified at once, and recording can go on from there; shard 0 has no steps, only the
+state the run began with.
 """
 
-import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
-from dualform.errors import RunExists, StorageError
+from dualform.errors import DualformError, StorageError
 from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_column
-from dualform.store.files import Column, Lock, write_atomically, write_shard
-from dualform.store.format import LOCK, MANIFEST, Manifest, ShardInfo, shard_name
+from dualform.store.directory import claim
+from dualform.store.files import Column, write_atomically, write_shard
+from dualform.store.format import MANIFEST, Layer, Manifest, ShardInfo, shard_name
+from dualform.store.lock import Lock
+from dualform.store.reader import Shard
 from dualform.store.repeats import KeyPool
 
 State = Mapping[str, Column]  # "parameters/0.weight" -> tensor, and so on
 
 
 class RunWriter:
-    """`append` steps, `seal` when `full`, `close` at the end."""
+    """`append` steps, `seal` when `full`, `close` at the end.
 
-    def __init__(self, path: Path, manifest: Manifest, state: State, chapter_bytes: int) -> None:
+    A new run is made by `begin`; one that goes on has the shards that stay in `kept`.
+    """
+
+    def __init__(
+        self, path: Path, manifest: Manifest, lock: Lock, chapter_bytes: int, kept: Sequence[Shard] = ()
+    ) -> None:
         self.path = path
-        self._manifest = manifest
-        self._chapter_bytes = chapter_bytes
-        self._chapter = Chapter(0)
-        self._tags: dict[str, str] = {}
-        self._index = 0
-        self._pools = {layer.name: KeyPool() for layer in manifest.layers}
-        self._lock = Lock(path / LOCK)
-        try:
-            write_atomically(path / MANIFEST, [np.frombuffer(manifest.to_json().encode(), dtype=np.uint8)])
-            self._write(self._chapter, state, None)
-        except BaseException:
-            self._lock.release()
-            raise
+        self._manifest, self._lock, self._chapter_bytes = manifest, lock, chapter_bytes
+        self._index = len(kept)
+        self._previous = kept[-1].digest if kept else manifest.digest
+        self._sealed = kept[-1].info.last_step if kept else 0  # steps on the disk
+        self._pools = {layer.name: _pool(layer, kept) for layer in manifest.layers}
+        self._chapter = Chapter(self._sealed)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dualform-writer")
         self._writing: Future[None] | None = None
+
+    @classmethod
+    def begin(cls, path: Path, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
+        """A new run: writes what is known before its first step."""
+        lock = claim(path, overwrite)
+        try:
+            writer = cls(path, manifest, lock, chapter_bytes)
+            write_atomically(path / MANIFEST, [np.frombuffer(manifest.to_json().encode(), dtype=np.uint8)])
+            writer._write(writer._chapter, state, None)
+        except BaseException:
+            lock.release()
+            raise
+        return writer
 
     @property
     def steps(self) -> int:
@@ -55,10 +70,9 @@ class RunWriter:
         if self._writing is not None and self._writing.done():
             self.wait()
 
-    def append(self, step: StepRecord, tags: dict[str, str]) -> None:
+    def append(self, step: StepRecord, tags: Mapping[str, str]) -> None:
         """Take one more step."""
-        self._tags = tags
-        self._chapter.append(step)
+        self._chapter.append(step, tags)
 
     def put(self, merged: Mapping[str, Rows]) -> None:
         """Take the sums of each layer's slots in the steps since the last seal."""
@@ -67,15 +81,24 @@ class RunWriter:
     def seal(self, state: State, ended: str | None = None, done: Callable[[], None] = lambda: None) -> None:
         """Hand the chapter over to be written, then call `done`. Waits for the one before it."""
         self.wait()
-        chapter, self._chapter = self._chapter, Chapter(self._chapter.last_step)
-        self._writing = self._thread.submit(self._write, chapter, state, ended)
+        try:
+            self._writing = self._thread.submit(self._write, self._chapter, state, ended)
+        except RuntimeError as error:  # no more threads, or the interpreter is shutting down
+            raise StorageError(f"cannot write {self.path}: {error}") from error
+        self._chapter = Chapter(self._chapter.last_step)
         self._writing.add_done_callback(lambda _: done())
 
     def wait(self) -> None:
         """Until everything sealed is on the disk; raises what went wrong."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        if self._writing is None:
+            return
+        try:
+            self._writing.result()  # an interrupt here leaves it to be waited for again
+        except DualformError:
+            raise
+        except Exception as error:
+            raise StorageError(f"cannot write {self.path}: {type(error).__name__}: {error}") from error
+        self._writing = None
 
     def close(self, state: State, ended: str) -> None:
         """Seal what there is as the run's end, and give the run free."""
@@ -87,10 +110,16 @@ class RunWriter:
 
     def abandon(self) -> None:
         """Give the run free without another byte; what was sealed stays."""
-        self._thread.shutdown(wait=True)
-        self._lock.release()
+        try:
+            self._thread.shutdown(wait=True)
+        finally:
+            self._lock.release()
 
     def _write(self, chapter: Chapter, state: State, ended: str | None) -> None:
+        if chapter.first_step != self._sealed:
+            raise StorageError(f"{self.path}: an interrupt came between steps {self._sealed} and {chapter.first_step}")
+        if self._lock.removed:  # somebody else's run may be there by now
+            raise StorageError(f"cannot write {self.path}: the directory was removed while it was recorded to")
         columns = {f"state/{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
         for layer in (layer.name for layer in self._manifest.layers):
@@ -98,30 +127,28 @@ class RunWriter:
             if not passes:
                 continue
             columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [r for _, r in passes])
-            for tag in self._tags:
+            for tag in chapter.tags:
                 column, texts = tag_column([rows.tags[tag] for _, rows in passes])
                 columns[f"tags/{layer}/{tag}"] = column
                 if texts is not None:
                     strings[f"{layer}/{tag}"] = texts
         info = ShardInfo(
-            self._manifest.run, self._index, chapter.first_step, chapter.last_step, self._tags, strings, ended
+            self._manifest.run, self._index, self._previous, chapter.first_step, chapter.last_step,
+            dict(chapter.tags), strings, ended,
+        )  # fmt: skip
+        self._previous = write_shard(self.path / shard_name(self._index), columns, info)
+        self._index, self._sealed = self._index + 1, chapter.last_step
+
+
+def _pool(layer: Layer, kept: Sequence[Shard]) -> KeyPool:
+    """The pool of a layer, which knows the keys that are stored already."""
+    pool, name = KeyPool(), f"slots/{layer.name}"
+    for shard in (shard for shard in kept if f"{name}/keys" in shard):
+        indexed = f"{name}/key_index" in shard
+        scaled = f"{name}/key_exponent" in shard
+        pool.recall(
+            shard[f"{name}/keys"],
+            shard[f"{name}/key_exponent"] if scaled else None,
+            shard.slots(layer.name) if indexed else None,
         )
-        write_shard(self.path / shard_name(self._index), columns, info)
-        self._index += 1
-
-
-def prepare(path: Path, overwrite: bool) -> None:
-    """Make an empty directory for a run; an old run goes only if told, anything else never."""
-    try:
-        if path.exists() and not path.is_dir():
-            raise RunExists(f"{path} is a file; a run needs a directory of its own")
-        if path.is_dir() and any(path.iterdir()):
-            if not (path / MANIFEST).is_file():
-                raise RunExists(f"{path} is not empty and not a dualform run; choose another directory")
-            if not overwrite:
-                raise RunExists(f"{path} already holds a run; choose another directory or pass overwrite=True")
-            Lock(path / LOCK).release()  # raises while someone is recording there
-            shutil.rmtree(path)
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StorageError(f"cannot use {path} for a run: {error.strerror or error}") from error
+    return pool

@@ -136,7 +136,7 @@ def test_what_is_not_a_run_says_so(tmp_path: Path, run: Path) -> None:
     manifest = run / "manifest.json"
     content = manifest.read_text()
     for text, message in [
-        ("", "not valid JSON"),
+        ("", "manifest.json is not a sound manifest: Expecting value"),
         ("[]", "not the manifest of a dualform run"),
         ('{"format": "dualform", "version": 2}', "format version 2, this dualform reads 1: upgrade"),
         (content.replace("float64", "float32", 1), "damaged or edited"),

@@ -1,0 +1,65 @@
+"""One writer a run.
+
+The operating system holds the lock for as long as the process lives, so nothing of a process that was
+killed is ever in the way: a lock file that is merely there means nothing.
+"""
+
+import os
+import sys
+from pathlib import Path
+from weakref import WeakSet
+
+from dualform.errors import RunExists, StorageError
+from dualform.store.format import LOCK
+
+
+class Lock:
+    """Keeps a second writer out of a run."""
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / LOCK
+        try:
+            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+        try:
+            _lock(self._handle)
+        except OSError as error:
+            os.close(self._handle)
+            if isinstance(error, BlockingIOError | PermissionError):
+                raise RunExists(f"another process is recording to {directory}") from None
+            raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
+        _held.add(self)
+
+    @property
+    def removed(self) -> bool:
+        """Whether somebody has deleted the directory, or everything in it."""
+        return os.fstat(self._handle).st_nlink == 0
+
+    def release(self) -> None:
+        if self in _held:
+            _held.remove(self)
+            os.close(self._handle)
+
+
+_held: WeakSet[Lock] = WeakSet()
+
+
+def _release_in_child() -> None:
+    """A child shares its parent's lock; a data loader's worker must not hold it when the training is killed."""
+    for lock in list(_held):
+        lock.release()
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(handle: int) -> None:
+        msvcrt.locking(handle, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    os.register_at_fork(after_in_child=_release_in_child)
+
+    def _lock(handle: int) -> None:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,107 @@
+"""What must be in a shard, told from its table of contents alone: every tensor, its dtype, its shape.
+
+Checksums say that a file is what somebody wrote. That it is what dualform writes is checked here, so that
+whoever reads a shard may take its shapes for granted. What the numbers in it say is checked where they are read.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dualform.store.format import Layer, Manifest, ShardInfo, Storage
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
+_STORED = {"float64": "F64", "float32": "F32", "float16": "F16"}
+_TAGS = {
+    "int": ("I64", "I32", "I16", "I8"),
+    "string": ("I64", "I32", "I16", "I8"),
+    "float": ("F64",),
+    "bool": ("BOOL",),
+}
+
+
+def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, Any]) -> None:
+    """Raise a ValueError that says what is wrong, if anything is."""
+    if info.last_step < info.first_step:
+        raise ValueError("it ends before it begins")
+    if any(kind not in _TAGS for kind in info.tags.values()):
+        raise ValueError(f"these are no kinds of tags: {info.tags}")
+    table = _Table(tensors)
+    steps = info.last_step - info.first_step
+    for layer in manifest.layers:
+        if steps:
+            _take_steps(table, manifest, layer, steps)
+        if steps and f"slots/{layer.name}/keys" in table:
+            slots = _take_slots(table, layer, manifest.storage)
+            _take_tags(table, layer, info, slots)
+        if table.with_state:
+            for part in layer.parts:
+                table.take(f"state/parameters/{part.parameter}", _FLOATS, layer.shape(part))
+    table.end()
+
+
+class _Table:
+    """The table of contents, from which tensors are taken one by one."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._left = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in tensors.items()}
+        self.with_state = any(name.startswith("state/") for name in self._left)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def rows(self, name: str) -> int:
+        """How long a tensor is that is there or not: of one that is not, none."""
+        _, shape = self._left.get(name, (None, (0,)))
+        return int(shape[0]) if shape else 0
+
+    def take(self, name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
+        if name not in self._left:
+            raise ValueError(f"{name} is missing")
+        dtype, found = self._left.pop(name)
+        if dtype not in dtypes or found != shape:
+            raise ValueError(f"{name} is {dtype} of shape {found}, not {' or '.join(dtypes)} of shape {shape}")
+
+    def end(self) -> None:
+        """Of the state anything else may be left: other parameters, buffers, an optimiser's own."""
+        for name in self._left:
+            if not name.startswith(("state/parameters/", "state/buffers/", "state/optimizers/")):
+                raise ValueError(f"{name} does not belong there")
+
+
+def _take_steps(table: _Table, manifest: Manifest, layer: Layer, steps: int) -> None:
+    table.take(f"audit/{layer.name}", ("F32",), (steps,))
+    for part in layer.trained:
+        columns = len(manifest.optimizers[part.optimizer or 0].columns)
+        table.take(f"ledger/{part.parameter}", ("F64",), (steps, 1 + columns))
+
+
+def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
+    """Everything about a layer's slots but their tags; returns how many there are."""
+    prefix = f"slots/{layer.name}"
+    rows, passes = table.rows(f"{prefix}/keys"), table.rows(f"{prefix}/pass_step")
+    slots = rows
+    if f"{prefix}/key_index" in table and not layer.one_hot:
+        slots = table.rows(f"{prefix}/key_index")
+        table.take(f"{prefix}/key_index", ("I64",), (slots,))
+    scaled, dtype = storage.dtype == "float16", (_STORED[storage.dtype],)
+    table.take(f"{prefix}/pass_step", ("I64",), (passes,))
+    table.take(f"{prefix}/pass_rows", ("I64",), (passes,))
+    table.take(f"{prefix}/factors", ("F64",), (passes, 0 if storage.merge else len(layer.trained)))
+    table.take(f"{prefix}/keys", ("I32",) if layer.one_hot else dtype, (rows, layer.key_width))
+    if scaled and not layer.one_hot:
+        table.take(f"{prefix}/key_exponent", ("I16",), (rows,))
+    if storage.values:
+        table.take(f"{prefix}/values", dtype, (slots, layer.d_out))
+    if storage.values and scaled:
+        table.take(f"{prefix}/value_exponent", ("I16",), (slots,))
+    if storage.merge is not None:
+        table.take(f"{prefix}/visits", ("I64",), (slots,))
+    return slots
+
+
+def _take_tags(table: _Table, layer: Layer, info: ShardInfo, slots: int) -> None:
+    for tag, kind in info.tags.items():
+        table.take(f"tags/{layer.name}/{tag}", _TAGS[kind], (slots,))
+        texts = info.strings.get(f"{layer.name}/{tag}")
+        if kind == "string" and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
+            raise ValueError(f"the texts of tag {tag!r} are missing")
