@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
-from dualform.query.queries import call, chosen_rows, in_eval_mode, match_modules
-from dualform.recorder.watch import OnErrors, watch
+from dualform.query.queries import call, chosen_rows, watching
+from dualform.recorder.watch import OnErrors
 from dualform.store import Layer
 
 Array = NDArray[Any]
@@ -50,18 +50,13 @@ def directions(
 ) -> Directions:
     """The gradient of the target at each query of every layer."""
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
-    modules = match_modules(model, layers)
-    handles = [watch(modules[name], layer, _catch(layer, caught[name], rows)) for name, layer in layers.items()]
-    weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
-    try:
-        with in_eval_mode(model), torch.enable_grad(), _requiring_gradients(weights):
+    with watching(model, layers, lambda layer: _catch(layer, caught[layer.name], rows)) as modules:
+        weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
+        with torch.enable_grad(), _requiring_gradients(weights):
             output = _outputs(call(model, inputs), rows)
             classes = _classes(target, output)
             wanted = output.gather(1, classes[:, None]).sum()
             torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
-    finally:
-        for handle in handles:
-            handle.remove()
     found = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
     return Directions(classes.cpu(), found)
 

@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from dualform.errors import QueryError, UnknownName
 from dualform.nn import LSTM
-from dualform.recorder.watch import watch, watched_module
+from dualform.recorder.watch import OnKeys, watch, watched_module
 from dualform.store import Layer, Part, clean_name
 
 
@@ -52,27 +53,32 @@ def queries_of(
     A layer that is called several times gets the queries of all calls, one after the other.
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
-    modules = match_modules(model, layers)
-    handles = [watch(modules[name], layer, _catch(layer, caught[name], rows)) for name, layer in layers.items()]
-    try:
-        with in_eval_mode(model), torch.no_grad():
-            call(model, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with watching(model, layers, lambda layer: _catch(layer, caught[layer.name], rows)), torch.no_grad():
+        call(model, inputs)
     return {name: torch.cat(queries) for name, queries in caught.items() if queries}
 
 
+# Hooks see every forward pass through a model, and eval mode is the whole model's: one thread at a time.
+_one_at_a_time = RLock()
+
+
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Every module in eval mode, and afterwards each in the mode it was."""
-    training = {module: module.training for module in model.modules()}
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in training.items():
-            module.training = mode
+def watching(
+    model: nn.Module, layers: Mapping[str, Layer], catch: Callable[[Layer], OnKeys]
+) -> Iterator[dict[str, nn.Module]]:
+    """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was."""
+    modules = match_modules(model, layers)
+    with _one_at_a_time:
+        handles = [watch(modules[name], layer, catch(layer)) for name, layer in layers.items()]
+        training = {module: module.training for module in model.modules()}
+        try:
+            model.eval()
+            yield modules
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, mode in training.items():
+                module.training = mode
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

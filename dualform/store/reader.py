@@ -43,6 +43,7 @@ class Shard:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 self._tensors: dict[str, Any] = parsed(file.read(length))
+                self._bytes = np.memmap(file, dtype=np.uint8, mode="c")  # "c": private pages, never written back
             metadata = self._tensors.pop("__metadata__")
             self.digest = header_digest(self._tensors, metadata["dualform"])
             if metadata["digest"] != self.digest:
@@ -51,7 +52,6 @@ class Shard:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise RunError(f"{path} is not a sound shard: {error}") from None
         self._start = 8 + length
-        self._bytes = np.memmap(path, dtype=np.uint8, mode="c")  # "c": private pages, never written back
 
     def check_contents(self, manifest: Manifest) -> None:
         """Raise unless every tensor is there that a run of this manifest has, in its dtype and shape."""

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from dualform.errors import listing
 from dualform.store.reader import Run
 
 
@@ -17,6 +18,7 @@ def summary(run: Run) -> dict[str, Any]:
         "software": run.manifest.software,
         "steps": run.steps,
         "ended": run.ended,
+        "snapshots": snapshots(run),
         "unread": run.unread,
         "bytes": run.nbytes,
         "storage": asdict(run.manifest.storage),
@@ -36,6 +38,11 @@ def summary(run: Run) -> dict[str, Any]:
     }
 
 
+def snapshots(run: Run) -> list[int]:
+    """The steps after which the state was sealed: a recording can go on from each of them."""
+    return sorted({shard.info.last_step for shard in run.shards if shard.has_state})
+
+
 def worst_residual(run: Run) -> float:
     """The largest share of a gradient that the audit left unexplained, over all steps and layers."""
     found = [shard[name] for _, shard in run.chapters() for name in shard.names("audit/")]
@@ -52,12 +59,16 @@ def summary_lines(run: Run) -> dict[str, str]:
         "run": facts["path"],
         "recorded": f"{facts['created']}, {facts['software']}",
         "steps": f"{facts['steps']:,} ({ending(run)})",
+        "snapshots": f"after step {listing(reversed(facts['snapshots']), most=5)}",
         "layers": ", ".join(layers),
         "optimiser": ", ".join(facts["optimizers"]),
         "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
         "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
         "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
     }
+    if run.ended is None:
+        last = facts["snapshots"][-1]
+        lines["to go on"] = f"restore the checkpoint of step {last}, then dualform.record(..., resume={last})"
     if run.unread:
         lines["not read"] = run.unread
     return lines
