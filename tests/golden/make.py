@@ -1,0 +1,189 @@
+"""The golden runs: tiny, and of numbers that are exact in binary, so that every machine writes the same bytes.
+
+    python -m tests.golden.make DIRECTORY
+
+Those of a format version are committed under its number and never changed: whatever comes later must read
+them. What is asked of them is in `ask`, and what was answered beside them, in answers.json.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import dualform
+from dualform.algebra import RULES
+from dualform.store import Column, Layer, Manifest, Optimizer, Part, Rows, RunWriter, StepRecord, Storage
+
+Array = NDArray[Any]
+State = dict[str, Array]
+
+FC = Layer("fc", "Linear", 3, 2, (Part("fc.weight", (0, 3), 0), Part("fc.bias", None, 0)))
+EMBEDDING = Layer("words", "Embedding", 4, 2, (Part("words.weight", (0, 4), 0),))
+LSTM = Layer(
+    "lstm.l0", "LSTM", 3, 4,
+    (
+        Part("lstm.weight_ih_l0", (0, 2), 0), Part("lstm.weight_hh_l0", (2, 3), 0), Part("lstm.bias_ih_l0", None, 0),
+        Part("lstm.bias_hh_l0", None, None),
+    ),
+)  # fmt: skip
+TAGS = {"label": "int", "task": "string", "weight": "float", "odd": "bool"}
+
+
+def numbers(*shape: int, seed: int) -> Array:
+    """Multiples of 1/4 between -1 and 1."""
+    found: Array = ((np.arange(np.prod(shape)) * 7 + seed * 5) % 9 - 4).reshape(shape) / 4
+    return found
+
+
+def manifest(storage: Storage, optimizer: Optimizer, *layers: Layer) -> Manifest:
+    return Manifest("0123456789abcdef", "2022-02-11T00:00:00+00:00", "golden", storage, (optimizer,), layers, {"no": 1})
+
+
+def initial(layers: tuple[Layer, ...]) -> State:
+    named = ((layer, part) for layer in layers for part in layer.parts)
+    return {part.parameter: numbers(*layer.shape(part), seed=i) for i, (layer, part) in enumerate(named)}
+
+
+def columns(state: Mapping[str, Array]) -> dict[str, Column]:
+    return {name: Column([array]) for name, array in state.items()}
+
+
+def rows(layer: Layer, step: int, storage: Storage) -> tuple[Rows, Array, Array]:
+    """A backward pass of two slots, and what its keys and values are as matrices; the last step was scaled."""
+    exponent = np.array([0, -step], dtype=np.int16) if storage.dtype == "float16" else None
+    values = numbers(2, layer.d_out, seed=step)
+    if layer.one_hot:
+        keys = np.array([[step], [0]], dtype=np.int32)
+        matrix = np.eye(layer.d_in)[keys[:, 0]]
+    else:
+        matrix = numbers(2, layer.d_in, seed=step % 2)  # two batches in turns, so that keys repeat
+        keys = matrix.astype(storage.dtype)
+    packed = Rows(
+        keys=keys,
+        key_exponent=None if exponent is None or layer.one_hot else exponent * 0,
+        values=values.astype(storage.dtype),
+        value_exponent=exponent,
+        factors=np.full(len(layer.trained), 0.5 if step == 3 else 1.0),
+        tags={
+            "label": np.array([step, 1]), "task": np.array(["a", "bé"]), "weight": np.array([0.5, 1.5]),
+            "odd": np.array([False, True]),
+        },
+        may_repeat=layer.kind == "Linear",
+    )  # fmt: skip
+    scaled = values if exponent is None else values * 2.0 ** exponent.astype(np.float64)[:, None]
+    return packed, matrix, scaled
+
+
+def gradients(layer: Layer, packed: Rows, keys: Array, values: Array) -> Iterator[tuple[Part, Array]]:
+    for factor, part in zip(packed.factors, layer.trained, strict=True):
+        if part.columns is None:
+            yield part, factor * values.sum(axis=0)
+        else:
+            found = factor * values.T @ keys[:, slice(*part.columns)]
+            yield part, found.T if layer.one_hot else found
+
+
+def sgd(parameter: str, state: State, gradient: Array) -> list[float]:
+    """One step with lr 1/2, momentum 1/2 and weight decay 1/4; returns its ledger line."""
+    name = f"optimizers/0/{parameter}/momentum_buffer"
+    fresh, weight = name not in state, state[f"parameters/{parameter}"]
+    decayed = gradient + weight / 4
+    state[name] = decayed if fresh else state[name] / 2 + decayed
+    state[f"parameters/{parameter}"] = weight - state[name] / 2
+    return [1.0, 0.5, 0.5, 0.0, 0.25, 0.0, 0.0, float(fresh)]
+
+
+def adam(parameter: str, state: State, gradient: Array) -> list[float]:
+    """One step with lr 1/8, betas 1/2 and 3/4 and eps 1/1024; returns its ledger line."""
+    prefix = f"optimizers/0/{parameter}"
+    count = state.get(f"{prefix}/step", np.zeros((), dtype=np.float32))
+    mean, square = (state.get(f"{prefix}/{name}", gradient * 0) for name in ("exp_avg", "exp_avg_sq"))
+    mean, square, steps = mean / 2 + gradient / 2, square * 0.75 + gradient**2 / 4, float(count) + 1
+    divisor = np.sqrt(square) / np.sqrt(1 - 0.75**steps) + 2.0**-10
+    state[f"parameters/{parameter}"] = state[f"parameters/{parameter}"] - 0.125 / (1 - 0.5**steps) * mean / divisor
+    state |= {f"{prefix}/exp_avg": mean, f"{prefix}/exp_avg_sq": square, f"{prefix}/step": count + np.float32(1)}
+    return [1.0, 0.125, 2.0**-10, 0.0, 0.0, 0.0, 0.0, 0.5, 0.75, float(count)]
+
+
+def trained(
+    path: Path, kind: str, dtype: str, update: Callable[[str, State, Array], list[float]], *layers: Layer
+) -> None:
+    """Four steps in two chapters."""
+    about = manifest(Storage(dtype), Optimizer(kind, RULES[kind].columns), *layers)
+    state = {f"parameters/{name}": array for name, array in initial(layers).items()}
+    writer = RunWriter.begin(path, about, columns(state), 1 << 20, overwrite=False)
+    for step in range(4):
+        ledger: dict[str, list[float]] = {}
+        passes: dict[str, list[Rows]] = {}
+        for layer in layers:
+            packed, keys, values = rows(layer, step, about.storage)
+            passes[layer.name] = [packed]
+            for part, gradient in gradients(layer, packed, keys, values):
+                ledger[part.parameter] = update(part.parameter, state, gradient)
+        writer.append(StepRecord(ledger, {layer.name: 0.0 for layer in layers}, passes), TAGS)
+        if step == 1:
+            writer.seal(columns(state))
+    writer.close(columns(state), "complete")
+
+
+def merged(path: Path) -> None:
+    """Keys summed up by position, in two chapters of one step; the run was cut off."""
+    about = manifest(Storage("float32", values=False, merge="position"), Optimizer("Lion", ()), FC)
+    state = columns({f"parameters/{name}": array for name, array in initial((FC,)).items()})
+    writer = RunWriter.begin(path, about, state, 1 << 20, overwrite=False)
+    for step in range(2):
+        writer.append(StepRecord({"fc.weight": [1.0], "fc.bias": [1.0]}, {"fc": 0.0}, {}), {"position": "int"})
+        writer.put({
+            "fc": Rows(
+                keys=numbers(3, 3, seed=step).astype(np.float32), key_exponent=None, values=None, value_exponent=None,
+                factors=np.zeros(0), tags={"position": np.array([1, 2, 300]) + step}, may_repeat=False,
+                visits=np.array([1, 2, 3]),
+            )
+        })  # fmt: skip
+        writer.seal(state)
+    writer.wait()
+    writer.abandon()
+
+
+RUNS: dict[str, Callable[[Path], None]] = {
+    "sgd": lambda path: trained(path, "SGD", "float16", sgd, FC, EMBEDDING, LSTM),
+    "adam": lambda path: trained(path, "Adam", "float32", adam, FC),
+    "merged": merged,
+}
+
+
+def ask(path: Path) -> dict[str, Any]:
+    """Some of everything that can be asked of a run."""
+    memory = dualform.load(path)
+    certificate = memory.verify()
+    found: dict[str, Any] = {"steps": memory.steps, "exact": certificate.ok, "tags": memory.tags, "about": memory.about}
+    for name in memory.layers:
+        width = {"words": 4}.get(name, 3)
+        layer = memory.attend({name: torch.eye(width)[:2] * 2})[name]
+        tag = memory.merged_by or "label"
+        found[name] = {"top": layer.top(3, per=tag).to_dict(), "total": layer.total(by=tag).to_dict()}
+        if memory.merged_by is None:
+            found[name]["output"] = layer.output().tolist()
+            muted = memory.without(task="a").weights(name)
+            found[name]["without"] = {parameter: weight.tolist() for parameter, weight in muted.items()}
+    return found
+
+
+def main() -> None:
+    directory = Path(sys.argv[1])
+    answers = {}
+    for name, make in RUNS.items():
+        make(directory / name)
+        (directory / name / "writer.lock").unlink()
+        answers[name] = ask(directory / name)
+    (directory / "answers.json").write_text(json.dumps(answers, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
