@@ -86,11 +86,11 @@ class Resumption:
             raise
 
     def _at(self, step: int) -> Shard:
-        """The last shard that ends at a step, with the state after it."""
-        sealed = {shard.info.last_step: shard for shard in self.run.shards if shard.has_state}
+        """The shard that ends at a step, with the state after it; the first, if nothing but sealing was done since."""
+        sealed = {shard.info.last_step: shard for shard in reversed(self.run.shards) if shard.has_state}
         if step not in sealed:
             raise CannotResume(
-                f"{self.run.path} was never sealed at step {step}; it can be resumed from {listing(sealed)}. "
+                f"{self.run.path} was never sealed at step {step}; it can be resumed from {listing(sorted(sealed))}. "
                 "Call recorder.sync() where you save a checkpoint"
             )
         return sealed[step]
