@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.algebra import RULES, Rule, coefficients
-from dualform.errors import NotRecorded
+from dualform.errors import NotRecorded, RunError, listing
 from dualform.store import Layer, Run
+from dualform.store.format import MANIFEST
 
 Array = NDArray[np.float64]
 
@@ -26,9 +27,16 @@ def rule_of(run: Run, layer: Layer) -> Rule:
     """The algebra of the optimiser that trained a layer: one for all its parameters."""
     if not run.manifest.storage.values:
         raise NotRecorded(f"{keys_only(run)}: no coefficients")
-    optimizer = layer.trained[0].optimizer
-    assert optimizer is not None
-    return RULES[run.manifest.optimizers[optimizer].kind]
+    number = layer.trained[0].optimizer
+    assert number is not None
+    optimizer = run.manifest.optimizers[number]
+    rule = RULES.get(optimizer.kind)
+    if rule is None or rule.columns != optimizer.columns:
+        raise RunError(
+            f"{run.path / MANIFEST} says that layer {layer.name!r} was trained by {optimizer.kind!r} with "
+            f"{listing(optimizer.columns)}: this dualform does not know it, upgrade with pip install --upgrade dualform"
+        )
+    return rule
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,7 @@ class Ledger:
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._lines = lru_cache(maxsize=None)(run.ledger)  # put together once, not once for each chapter
         self.between = lru_cache(maxsize=64)(self._between)
 
     def _between(self, since: int, until: int) -> dict[str, ParameterCoefficients]:
@@ -65,8 +74,9 @@ class Ledger:
                 continue
             lines = np.zeros((0, len(names), 1 + len(optimizer.columns)))
             if until > since:
-                lines = np.stack([self._run.ledger(name)[since:until] for name in names], axis=1)
-            found = coefficients(RULES[optimizer.kind], lines)
+                lines = np.stack([self._lines(name)[since:until] for name in names], axis=1)
+            with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
+                found = coefficients(RULES[optimizer.kind], lines)
             initial = np.broadcast_to(found.initial, len(names))
             momentum = np.broadcast_to(found.momentum, len(names))
             gradients = np.array(found.gradients).reshape(until - since, len(names))

@@ -94,10 +94,10 @@ class RunWriter:
             return
         try:
             self._writing.result()  # an interrupt here leaves it to be waited for again
-        except DualformError:
-            raise
         except Exception as error:
-            raise StorageError(f"cannot write {self.path}: {type(error).__name__}: {error}") from error
+            known = isinstance(error, DualformError)
+            reason = str(error) if known else f"cannot write {self.path}: {type(error).__name__}: {error}"
+            raise StorageError(f"{reason}. The first {self._sealed:,} steps are kept") from error
         self._writing = None
 
     def close(self, state: State, ended: str) -> None:
