@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
-from dualform.store.document import parsed
+from dualform.store.document import parsed, printable
 from dualform.store.format import MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
 from dualform.store.sound import check_contents
@@ -24,6 +24,9 @@ from dualform.store.sound import check_contents
 Array = NDArray[Any]
 
 _LONGEST = 100_000_000  # bytes of a manifest; safetensors allows as many for the header of a shard
+_EXPONENTS = -126, 128  # what a float32 can be multiplied by
+_MOST_VISITS = 1 << 53
+_WIDEST = 64  # signs of a text
 _DTYPES = {
     "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32,
     "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_, "BF16": np.uint16,
@@ -36,6 +39,7 @@ class Shard:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._checked: set[str] = set()
+        self._within: set[tuple[str, int]] = set()
         try:
             _check_regular(path)
             with safe_open(path, framework="np"):  # the library checks lengths, shapes and offsets
@@ -49,8 +53,8 @@ class Shard:
             if metadata["digest"] != self.digest:
                 raise ValueError("the checksum of its header does not fit")
             self.info, self._checksums = info_from_json(metadata["dualform"], str(path))
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise RunError(f"{path} is not a sound shard: {error}") from None
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
+            raise RunError(f"{path} is not a sound shard: {printable(str(error))}") from None
         self._start = 8 + length
 
     def check_contents(self, manifest: Manifest) -> None:
@@ -75,9 +79,9 @@ class Shard:
             self._checked.add(name)
         try:
             array: Array = content.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
-        except (KeyError, ValueError) as error:  # dtypes that dualform never writes, empty tensors of absurd shapes
+        except (KeyError, ValueError, OverflowError) as error:  # unknown dtypes, empty tensors of absurd shapes
             raise RunError(f"{self.path} is not a sound shard: {name} cannot be read: {error}") from None
-        return array
+        return array if array.flags.aligned else array.copy()
 
     def dtype(self, name: str) -> str:
         """safetensors' name of the dtype: numpy has none for bfloat16, whose bits come as uint16."""
@@ -93,6 +97,11 @@ class Shard:
     @property
     def has_state(self) -> bool:
         return any(name.startswith("state/") for name in self._tensors)
+
+    @property
+    def state_nbytes(self) -> int:
+        spans = (self._tensors[name]["data_offsets"] for name in self.names("state/"))
+        return sum(end - begin for begin, end in spans)
 
     def slots(self, layer: str) -> int:
         """How many slots of a layer there are."""
@@ -110,7 +119,7 @@ class Shard:
         steps, rows = self[f"slots/{layer}/pass_step"], self[f"slots/{layer}/pass_rows"]
         slots = self.slots(layer)
         self._check_within(steps, self.info.first_step, self.info.last_step, f"slots/{layer}/pass_step")
-        self._check_within(rows, 0, slots + 1, f"slots/{layer}/pass_rows")
+        self._check_within(rows, 1, slots + 1, f"slots/{layer}/pass_rows")
         if rows.sum() != slots or (np.diff(steps) < 0).any():
             raise RunError(f"{self.path} is not a sound shard: the passes of {layer} do not add up to its slots")
         return steps, rows
@@ -122,15 +131,36 @@ class Shard:
         if layer.one_hot:
             self._check_within(self[f"slots/{layer.name}/keys"], 0, layer.d_in, f"slots/{layer.name}/keys")
 
+    def exponents(self, layer: str, of: str) -> Array | None:
+        """The power of two that each row of `key` or `value` was divided by; None: they are as they were."""
+        name = f"slots/{layer}/{of}_exponent"
+        if name not in self:
+            return None
+        self._check_within(self[name], *_EXPONENTS, name)
+        return self[name]
+
+    def visits(self, layer: str) -> Array | None:
+        """How many slots each of a merged memory is the sum of."""
+        name = f"slots/{layer}/visits"
+        if name not in self:
+            return None
+        self._check_within(self[name], 1, _MOST_VISITS, name)
+        return self[name]
+
     def tag(self, layer: str, tag: str) -> Array:
         """A tag's column, strings as their codes: `strings` has the texts."""
-        column = self[f"tags/{layer}/{tag}"]
+        name = f"tags/{layer}/{tag}"
+        column = self[name]
         if self.info.tags[tag] == "string":
-            self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), f"tags/{layer}/{tag}")
+            self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), name)
+        if self.info.tags[tag] == "bool":
+            self._check_within(column.view(np.uint8), 0, 2, name)
         return column
 
     def strings(self, layer: str, tag: str) -> Array:
-        return np.array(self.info.strings[f"{layer}/{tag}"], dtype=np.str_)
+        """The text of each code; long ones as objects, for in an array of numpy's all are as wide as the longest."""
+        texts = self.info.strings[f"{layer}/{tag}"]
+        return np.array(texts, dtype=object if any(len(text) > _WIDEST for text in texts) else np.str_)
 
     def check(self) -> None:
         """Read every byte against its checksum."""
@@ -138,8 +168,11 @@ class Shard:
             self[name]
 
     def _check_within(self, column: Array, low: int, end: int, name: str) -> None:
-        if len(column) and not (low <= int(column.min()) and int(column.max()) < end):
+        if (name, end) in self._within or not len(column):
+            return
+        if not (low <= int(column.min()) and int(column.max()) < end):
             raise RunError(f"{self.path} is not a sound shard: {name} is not between {low} and {end - 1}")
+        self._within.add((name, end))
 
 
 class Run:

@@ -9,6 +9,7 @@ state the run began with.
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from time import monotonic
 from typing import Self
 
 import numpy as np
@@ -21,6 +22,9 @@ from dualform.store.format import MANIFEST, Layer, Manifest, ShardInfo, shard_na
 from dualform.store.lock import Lock
 from dualform.store.reader import Shard
 from dualform.store.repeats import KeyPool
+
+_LONGEST = 60.0  # seconds of training that a crash may cost at most,
+_SNAPSHOTS = 8  # unless fewer slots have come than this many times the snapshot that is written with them
 
 State = Mapping[str, Column]  # "parameters/0.weight" -> tensor, and so on
 
@@ -43,6 +47,8 @@ class RunWriter:
         self._chapter = Chapter(self._sealed)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dualform-writer")
         self._writing: Future[None] | None = None
+        self._begun = 0.0  # when the chapter's first step came
+        self._state_nbytes = kept[-1].state_nbytes if kept else 0  # of the last snapshot
 
     @classmethod
     def begin(cls, path: Path, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
@@ -63,7 +69,10 @@ class RunWriter:
 
     @property
     def full(self) -> bool:
-        return self._chapter.nbytes >= self._chapter_bytes
+        """Whether to seal: much has come together, or enough for a snapshot not to matter and some time ago."""
+        old = bool(self._chapter.steps) and monotonic() - self._begun >= _LONGEST
+        enough = min(_SNAPSHOTS * self._state_nbytes, self._chapter_bytes) if old else self._chapter_bytes
+        return self._chapter.nbytes >= enough
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything has."""
@@ -72,6 +81,8 @@ class RunWriter:
 
     def append(self, step: StepRecord, tags: Mapping[str, str]) -> None:
         """Take one more step."""
+        if not self._chapter.steps:
+            self._begun = monotonic()
         self._chapter.append(step, tags)
 
     def put(self, merged: Mapping[str, Rows]) -> None:
@@ -120,6 +131,7 @@ class RunWriter:
             raise StorageError(f"{self.path}: an interrupt came between steps {self._sealed} and {chapter.first_step}")
         if self._lock.removed:  # somebody else's run may be there by now
             raise StorageError(f"cannot write {self.path}: the directory was removed while it was recorded to")
+        self._state_nbytes = sum(column.nbytes for column in state.values())
         columns = {f"state/{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
         for layer in (layer.name for layer in self._manifest.layers):

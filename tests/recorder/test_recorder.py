@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import RecordingError
+from dualform.store import Run
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 
 
@@ -155,6 +156,22 @@ def test_memory_of_slots_that_wait_for_their_optimiser_is_not_used_again(
         recorder.sync()
         assert recorder._arena._free
     assert_exact(tmp_path / "run", model, 11)
+
+
+def test_a_chapter_is_sealed_when_it_is_old_and_worth_a_snapshot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("dualform.store.writer.monotonic", lambda: clock[0])
+    model = network(nn.ReLU())  # parameters and momenta: 39 * 2 * 8 bytes; a step of 6 slots: 6 * 16 * 8
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(20):
+            clock[0] += 20
+            step(model, optimizer)
+    ends = [shard.info.last_step for shard in Run(tmp_path / "run").shards]
+    assert ends == [0, 4, 11, 18, 20]  # the first after a minute, later ones when 8 snapshots' worth has come
+    assert_exact(tmp_path / "run", model, 20)
 
 
 def test_a_closure_and_an_unscaled_gradient(tmp_path: Path) -> None:
