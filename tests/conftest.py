@@ -5,9 +5,17 @@ DUALFORM_TESTS=thorough tries ten times as many cases, other ones each time.
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.tally import TRIED
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("usual", derandomize=True, max_examples=40, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("thorough", max_examples=400, **_COMMON)  # type: ignore[arg-type]
 settings.load_profile(os.environ.get("DUALFORM_TESTS", "usual"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for what, number in TRIED.items():
+        terminalreporter.write_line(f"{number:>7,} {what}")

@@ -55,11 +55,11 @@ def _names(path: Path) -> set[str]:
 def _empty(path: Path) -> None:
     """Remove everything but the lock; the manifest last, so that it can be told what this was."""
     remove_shards(path, 0)
-    others = sorted(_names(path) - {LOCK}, key=lambda name: name == MANIFEST)
-    for one in (path / name for name in others):
+    for one in (path / name for name in _names(path) - {LOCK, MANIFEST}):
         shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
-    if others:
+    if (path / MANIFEST).exists():
         flush_directory(path)
+        (path / MANIFEST).unlink()
 
 
 def remove_shards(path: Path, first: int) -> None:
@@ -68,8 +68,7 @@ def remove_shards(path: Path, first: int) -> None:
     later = sorted(one for one in found if one[0] >= first)
     for _, name in reversed(later):
         (path / name).unlink()
-    if later:
-        flush_directory(path)
+        flush_directory(path)  # or a power cut might bring it back without the one before it
 
 
 class Resumption:

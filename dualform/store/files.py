@@ -181,7 +181,9 @@ def make_directory(path: Path) -> None:
     missing = [one for one in (path, *path.parents) if not one.exists()]
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
-        flush_directory(one.parent)
+    for one in missing or [path]:  # somebody else may have made it just now
+        with suppress(PermissionError):  # not everyone may look into what is above
+            flush_directory(one.parent)
 
 
 def flush_directory(directory: Path) -> None:

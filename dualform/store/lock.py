@@ -6,6 +6,7 @@ killed is ever in the way: a lock file that is merely there means nothing.
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from weakref import WeakSet
 
@@ -39,7 +40,8 @@ class Lock:
     def release(self) -> None:
         if self in _held:
             _held.remove(self)
-            os.close(self._handle)
+            with suppress(OSError):  # it is given back whatever closing says, and nothing was written to it
+                os.close(self._handle)
 
 
 _held: WeakSet[Lock] = WeakSet()

@@ -43,6 +43,7 @@ class RunWriter:
         self._index = len(kept)
         self._previous = kept[-1].digest if kept else manifest.digest
         self._sealed = kept[-1].info.last_step if kept else 0  # steps on the disk
+        self._sound = True  # False while a shard is written, and if that failed
         self._pools = {layer.name: _pool(layer, kept) for layer in manifest.layers}
         self._chapter = Chapter(self._sealed)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dualform-writer")
@@ -108,7 +109,8 @@ class RunWriter:
         except Exception as error:
             known = isinstance(error, DualformError)
             reason = str(error) if known else f"cannot write {self.path}: {type(error).__name__}: {error}"
-            raise StorageError(f"{reason}. The first {self._sealed:,} steps are kept") from error
+            kept = "" if self._lock.removed else f". The first {self._sealed:,} steps are kept"
+            raise StorageError(f"{reason}{kept}") from error
         self._writing = None
 
     def close(self, state: State, ended: str) -> None:
@@ -127,11 +129,14 @@ class RunWriter:
             self._lock.release()
 
     def _write(self, chapter: Chapter, state: State, ended: str | None) -> None:
-        if chapter.first_step != self._sealed:
-            raise StorageError(f"{self.path}: an interrupt came between steps {self._sealed} and {chapter.first_step}")
+        if not self._sound:  # the pools know keys that are on no disk
+            raise StorageError(f"cannot write {self.path}: a chapter before could not be written")
+        if chapter.steps and chapter.last_step == self._sealed:
+            chapter = Chapter(self._sealed)  # an interrupt came while it was handed over, and so it was twice
         if self._lock.removed:  # somebody else's run may be there by now
             raise StorageError(f"cannot write {self.path}: the directory was removed while it was recorded to")
         self._state_nbytes = sum(column.nbytes for column in state.values())
+        self._sound = False
         columns = {f"state/{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
         for layer in (layer.name for layer in self._manifest.layers):
@@ -149,7 +154,7 @@ class RunWriter:
             dict(chapter.tags), strings, ended,
         )  # fmt: skip
         self._previous = write_shard(self.path / shard_name(self._index), columns, info)
-        self._index, self._sealed = self._index + 1, chapter.last_step
+        self._index, self._sealed, self._sound = self._index + 1, chapter.last_step, True
 
 
 def _pool(layer: Layer, kept: Sequence[Shard]) -> KeyPool:
