@@ -13,6 +13,7 @@ final values in `where` and `without`; `until` takes those of the last snapshot 
 """
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -41,8 +42,14 @@ from dualform.store import Run, Shard, clean_name, summary, summary_lines
 
 
 def load(path: str | Path) -> "Memory":
-    """Open a recorded run: `memory = dualform.load("runs/mnist")`. Reads headers, not data."""
-    return Memory(Run(path))
+    """Open a recorded run: `memory = dualform.load("runs/mnist")`. Reads headers, not data.
+
+    Of a damaged run, what comes before the damage is opened, with a warning.
+    """
+    run = Run(path)
+    if run.unread:
+        warnings.warn(f"{run.unread}; what comes after step {run.steps} is left out", stacklevel=2)
+    return Memory(run)
 
 
 class Memory:

@@ -7,6 +7,7 @@ A new module of commands is imported in `dualform/cli/__init__.py`.
 """
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +23,10 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with warnings.catch_warnings():
+                warnings.simplefilter("default", UserWarning)
+                warnings.showwarning = _tell
+                return super().invoke(ctx)
         except BrokenPipeError:
             raise  # `dualform ... | head` is no error; typer knows what to do
         except DualformError as error:
@@ -31,6 +35,11 @@ class _Commands(TyperGroup):
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
+
+
+def _tell(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as a line for people; without the line of code that gave it."""
+    print(f"dualform: {message}", file=sys.stderr)
 
 
 def _fail(reason: str, code: int) -> None:

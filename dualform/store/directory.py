@@ -11,7 +11,7 @@ from dualform.errors import CannotResume, RunExists, StorageError, listing
 from dualform.store.files import TEMPORARY, flush_directory, make_directory
 from dualform.store.format import LOCK, MANIFEST, shard_name
 from dualform.store.lock import Lock
-from dualform.store.reader import Run, Shard
+from dualform.store.reader import Run, Shard, read_manifest
 
 _SHARD = re.compile(r"shard-(\d{6,})\.safetensors(\.tmp)?")
 
@@ -75,7 +75,7 @@ class Resumption:
     """A run that goes on at a step: locked and looked at, and only then, by `cut`, changed."""
 
     def __init__(self, path: Path, step: int) -> None:
-        Run(path)  # before a lock file is made where no run is
+        read_manifest(path)  # before a lock file is made where no run is
         self.lock = Lock(path)
         try:
             self.run = Run(path)

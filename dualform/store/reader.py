@@ -53,6 +53,8 @@ class Shard:
             if metadata["digest"] != self.digest:
                 raise ValueError("the checksum of its header does not fit")
             self.info, self._checksums = info_from_json(metadata["dualform"], str(path))
+        except FileNotFoundError:
+            raise
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
             raise RunError(f"{path} is not a sound shard: {printable(str(error))}") from None
         self._start = 8 + length
@@ -180,14 +182,18 @@ class Run:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.manifest = _manifest(self.path)
+        self.manifest = read_manifest(self.path)
         self.shards: list[Shard] = []
         self.unread: str | None = None
         self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
-        for index in range(sum(1 for _ in self.path.glob("shard-*.safetensors"))):
+        for index in range(self._files()):
             try:
                 shard = Shard(self.path / shard_name(index))
                 self._check_follows(shard, index)
+            except FileNotFoundError:
+                if self._files() > index:  # or else the run was cut back just now
+                    self.unread = f"{self.path / shard_name(index)} is missing"
+                break
             except RunError as error:
                 self.unread = str(error)
                 break
@@ -196,6 +202,9 @@ class Run:
                 self.tags = shard.info.tags
         if not self.shards:
             raise RunError(f"{self.path} has no readable shard: {self.unread or 'nothing was sealed yet'}")
+
+    def _files(self) -> int:
+        return sum(1 for _ in self.path.glob("shard-*.safetensors"))
 
     def _check_follows(self, shard: Shard, index: int) -> None:
         info, before = shard.info, self.shards[-1] if self.shards else None
@@ -250,7 +259,8 @@ class Run:
         return next(s for s in reversed(self.shards) if s.has_state and s.info.last_step <= step)
 
 
-def _manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """What a directory says it is; raises if it is no run."""
     file = path / MANIFEST
     if not path.is_dir():
         raise RunError(f"there is no run at {path}: no such directory")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,10 @@ def run(tmp_path: Path) -> Path:
                 step(model, optimizer)
             recorder.sync()
     return tmp_path / "run"
+
+
+def damage_told(expected: bool) -> AbstractContextManager[object]:
+    return pytest.warns(UserWarning, match="what comes after step . is left out") if expected else nullcontext()
 
 
 def shard(run: Path, index: int) -> Path:
@@ -81,7 +86,8 @@ def test_the_gradient_can_be_rebuilt_with_nothing_but_numpy(run: Path) -> None:
 @pytest.mark.parametrize("lost", [1, 2, 3, 4])
 def test_the_longest_valid_prefix_opens(run: Path, lost: int) -> None:
     shard(run, lost).unlink()
-    memory = dualform.load(run)
+    with damage_told(lost < 4):
+        memory = dualform.load(run)
     assert memory.steps == 2 * min(lost - 1, 3)
     assert "not closed" in repr(memory)
     certificate = memory.verify()
@@ -93,7 +99,8 @@ def test_the_longest_valid_prefix_opens(run: Path, lost: int) -> None:
 def test_a_shard_cut_short_ends_the_prefix(run: Path, keep: int) -> None:
     content = shard(run, 2).read_bytes()
     shard(run, 2).write_bytes(content[:keep])
-    memory = dualform.load(run)
+    with damage_told(True):
+        memory = dualform.load(run)
     assert memory.steps == 2
     assert "shard-000002" in repr(memory)
     assert not memory.verify().ok
