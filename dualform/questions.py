@@ -85,14 +85,13 @@ class Top:
         units = np.flatnonzero(fold.visits)
         group = np.zeros(len(units), dtype=np.int64)
         if self.by is not None:
-            _, group = np.unique(
-                np.stack([about.grouping(self.units).columns[n] for n in self.units[1:]])[:, units],
-                axis=1,
-                return_inverse=True,
-            )
+            columns = about.grouping(self.units).columns
+            for name in self.units[1:]:
+                known, code = np.unique(columns[name][units], return_inverse=True)
+                group = group * len(known) + code.reshape(-1)
         score = fold.totals[units]  # (units, queries)
-        unit, query = _contenders(score, group.reshape(-1), self.k)
-        cell = query * (group.max(initial=0) + 1) + group.reshape(-1)[unit]
+        unit, query = _contenders(score, group, self.k)
+        cell = query * (group.max(initial=0) + 1) + group[unit]
         found = score[torch.from_numpy(unit), torch.from_numpy(query)].numpy()
         kept = best_of_cells(cell, fold.first_slot[units[unit]], found, self.k)
         unit = units[unit[kept]]

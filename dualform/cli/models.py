@@ -8,6 +8,7 @@ A run by itself may name only code of this package and files in its own director
 
 import sys
 from importlib import import_module
+from os.path import realpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,9 +50,22 @@ def own_file(memory: "Memory", what: str, instead: str) -> Path:
     named = memory.about.get(what)
     if not isinstance(named, str):
         raise QueryError(f"which {what}? the run has none of its own: {instead}")
-    if named in ("", ".", "..") or "/" in named or "\\" in named or ":" in named:
+    path = memory.path / named
+    if not _is_name(named) or not _is_inside(path, memory.path) or (path.exists() and not path.is_file()):
         raise QueryError(f"the run names {named!r} as its {what}, which is no file of its own: {instead}")
-    return memory.path / named
+    return path
+
+
+def _is_name(named: str) -> bool:
+    """Whether it is a name and not a way, and one that every system takes."""
+    return (
+        named not in ("", ".", "..") and named.isprintable() and not {*named} & {*"/\\:"} and len(named.encode()) < 256
+    )
+
+
+def _is_inside(path: Path, directory: Path) -> bool:
+    """Whether it is in the directory, should it be a link."""
+    return Path(realpath(path)).is_relative_to(realpath(directory))
 
 
 def importable(named: str) -> str:

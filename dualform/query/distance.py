@@ -28,7 +28,7 @@ class Distance:
         return 0.0 if self.no_net_gradient and self.error <= self.floor else self.error / max(self.change, 1e-300)
 
     def ok(self, tolerance: float) -> bool:
-        return self.error <= max(tolerance * self.change, self.floor)
+        return self.error <= max(tolerance * self.change, self.floor) < math.inf  # nothing is near to infinity
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dualform.algebra import Line, Moments, Rule, Step
 from dualform.algebra.elementwise import coupled, sign
+from dualform.errors import RunError
 from dualform.query.coefficients import rule_of
 from dualform.query.scan import Block, Slots
 from dualform.query.state import optimizer_entry, parameter
@@ -41,9 +43,11 @@ class Moved:
     rule: Rule
 
     def step(self) -> Step:
-        step = self.rule.step(self.line, self.moments)
+        with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
+            step = self.rule.step(self.line, self.moments)
+        numbers = {name: float(number) for name, number in vars(step).items() if isinstance(number, float)}
         # torch multiplies weights by a number of their own precision; one that is close to 1 loses most by that
-        return replace(step, keep=float(torch.tensor(step.keep, dtype=self.gradient.dtype)))
+        return replace(step, **numbers | {"keep": float(torch.tensor(step.keep, dtype=self.gradient.dtype))})
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,12 @@ class _Chapter:
 
     def _read(self, part: Part) -> list[Line | None]:
         """A parameter's ledger line of each step; None: torch did not step it."""
-        lines = self._shard[f"ledger/{part.parameter}"].tolist()
+        lines = self._shard[f"ledger/{part.parameter}"]  # numpy's numbers, of which all powers and quotients exist
+        if (np.isfinite(lines) & (np.abs(lines) > torch.finfo(self._slots.dtype).max)).any():
+            raise RunError(
+                f"{self._shard.path} is not a sound shard: ledger/{part.parameter} has numbers that are too large for "
+                f"weights in {self._slots.dtype}"
+            )
         return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
 
     def latest_first(self, until: int) -> Iterator[Move]:
@@ -156,10 +165,17 @@ class _Chapter:
         gradient, decay = self._gradient(blocks, part, before.weight), coupled(line)
         signed = gradient if sign(line) > 0 else -gradient
         g = signed.add(before.weight, alpha=decay) if decay else signed
-        moved = Moved(gradient, line, self._rule.advance(line, g, before.moments), self._rule)
+        moved = Moved(gradient, line, self._advance(line, g, before.moments), self._rule)
         if not self._coupled[part]:
             return moved, _State(moved.moments, before.weight, before.momentum)
         return moved, _State(moved.moments, *moved.step().forwards(before.weight, before.momentum, g))
+
+    def _advance(self, line: Line, g: Tensor, moments: Moments) -> Moments:
+        try:
+            with np.errstate(all="ignore"):
+                return self._rule.advance(line, g, moments)
+        except KeyError as entry:  # one that the optimiser has from the beginning
+            raise RunError(f"{self._before.path} is not a sound shard: the optimiser's {entry} is missing") from None
 
     def _gradient(self, blocks: Sequence[Block], part: Part, like: Tensor) -> Tensor:
         """Passes of one factor are summed before it is applied, as clipping does."""

@@ -63,7 +63,8 @@ class Slots:
     @property
     def indexed(self) -> bool:
         """Whether every slot says which stored key is its own."""
-        return all(f"slots/{self.layer.name}/key_index" in shard for shard in self._key_shards)
+        name = f"slots/{self.layer.name}/key_index"
+        return bool(self._key_shards) and all(name in shard for shard in self._key_shards)
 
     def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
         """The slots of a selection, from step `since` on."""
@@ -114,16 +115,16 @@ class Slots:
 
     def stored_keys(self, index: Array) -> tuple[Tensor, Array | None]:
         """Stored key rows by their number in the run, and their exponents."""
-        name = f"slots/{self.layer.name}"
+        name, dtype = f"slots/{self.layer.name}/keys", self.run.manifest.storage.dtype
         numbers = np.searchsorted(self._key_starts, index, side="right") - 1
-        first = self._key_shards[0]
-        keys = np.empty((len(index), self.layer.key_width), dtype=first[f"{name}/keys"].dtype)
-        exponents = np.empty(len(index), dtype=np.int16) if f"{name}/key_exponent" in first else None
+        keys = np.empty((len(index), self.layer.key_width), dtype=dtype)
+        exponents = np.empty(len(index), dtype=np.int16) if dtype == "float16" else None
         for number in np.unique(numbers):
             shard, at = self._key_shards[number], numbers == number
-            keys[at] = shard[f"{name}/keys"][index[at] - self._key_starts[number]]
-            if exponents is not None:
-                exponents[at] = shard[f"{name}/key_exponent"][index[at] - self._key_starts[number]]
+            keys[at] = shard[name][index[at] - self._key_starts[number]]
+            powers = shard.exponents(self.layer.name, "key")
+            if exponents is not None and powers is not None:
+                exponents[at] = powers[index[at] - self._key_starts[number]]
         return torch.from_numpy(keys), exponents
 
     def _chosen(self, number: int, selection: Selection) -> NDArray[np.bool_]:
@@ -172,13 +173,13 @@ class Block:
             return OneHotKeys(index, self._of.layer.d_in)
         if f"{self._prefix}/key_index" in self._piece.shard:
             return DenseKeys(unpack(*self._of.stored_keys(self.key_index), self.wide))
-        return DenseKeys(self._unpacked("keys", "key_exponent"))
+        return DenseKeys(self._unpacked("key"))
 
     @property
     def visits(self) -> Array:
         """How many slots were summed up in each of these: 1, unless the memory is merged."""
-        name = f"{self._prefix}/visits"
-        return self._piece.shard[name][self._rows] if name in self._piece.shard else np.ones(len(self), dtype=np.int64)
+        visits = self._piece.shard.visits(self._of.layer.name)
+        return np.ones(len(self), dtype=np.int64) if visits is None else visits[self._rows]
 
     @property
     def key_index(self) -> Array:
@@ -190,13 +191,13 @@ class Block:
         """(slots, d_out)"""
         if f"{self._prefix}/values" not in self._piece.shard:
             raise NotRecorded(f"{keys_only(self._of.run)}: no values")
-        return self._unpacked("values", "value_exponent")
+        return self._unpacked("value")
 
-    def _unpacked(self, name: str, exponent: str) -> Tensor:
+    def _unpacked(self, what: str) -> Tensor:
         shard = self._piece.shard
-        rows = torch.from_numpy(shard[f"{self._prefix}/{name}"][self._rows])
-        with_exponent = f"{self._prefix}/{exponent}" in shard
-        return unpack(rows, shard[f"{self._prefix}/{exponent}"][self._rows] if with_exponent else None, self.wide)
+        rows = torch.from_numpy(shard[f"{self._prefix}/{what}s"][self._rows])
+        exponents = shard.exponents(self._of.layer.name, what)
+        return unpack(rows, None if exponents is None else exponents[self._rows], self.wide)
 
     def product(self, part: Part, values: Tensor) -> Tensor:
         """What values (slots, units) at these slots add up to in a parameter: E^T X, of a bias the sum of E."""
@@ -210,7 +211,8 @@ class Block:
 
     def coefficients(self, part: Part, of: ParameterCoefficients) -> NDArray[np.float64]:
         """What each slot counts for in this parameter: the step's coefficient times the pass' factor."""
-        return of.at(self.steps) * self.factors(part)
+        with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
+            return of.at(self.steps) * self.factors(part)
 
     def tag(self, name: str) -> Array:
         return decoded(self._piece.shard, self._of.layer.name, name)[self._rows]

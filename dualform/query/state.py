@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualform.errors import RunError
 from dualform.store import Layer, Part, Shard
 
 
@@ -26,4 +27,12 @@ def parameter(shard: Shard, layer: Layer, part: Part) -> Tensor:
 def optimizer_entry(shard: Shard, layer: Layer, part: Part, entry: str | None) -> Tensor | None:
     """An entry of the optimiser's state for a parameter, such as its momentum; None: there is none, or not yet."""
     name = f"state/optimizers/{part.optimizer}/{part.parameter}/{entry}"
-    return as_map(layer, stored_tensor(shard, name)) if name in shard else None
+    if name not in shard:
+        return None
+    found = stored_tensor(shard, name)
+    if tuple(found.shape) != layer.shape(part) or not found.is_floating_point():
+        raise RunError(
+            f"{shard.path} is not a sound shard: {name} is {shard.dtype(name)} of shape {tuple(found.shape)}, "
+            f"not floats of shape {layer.shape(part)}"
+        )
+    return as_map(layer, found)

@@ -1,5 +1,7 @@
 """JSON documents read with suspicion: no key twice, every entry there and of its kind, nothing left over.
 
+Names can be shown as they are: nothing in them moves a cursor or turns the direction of writing.
+
     entry = Document(parsed('{"name": "0", "d_in": 784}'), "a layer")
     entry.text("name"), entry.count("d_in")
     entry.end()
@@ -8,14 +10,18 @@ Whatever is wrong raises a ValueError that says what, or a RecursionError.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_DEEPEST = 100  # lists in lists; Python ends at several hundred, and not in the same place every time
 
 
 def parsed(text: str | bytes) -> Any:
     """What a JSON text says."""
     content = json.loads(text, object_pairs_hook=_no_key_twice)
+    _check_depth(content)
     json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair: it could be shown nowhere
     return content
 
@@ -29,6 +35,26 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _check_depth(content: Any) -> None:
+    level = [content]
+    for _ in range(_DEEPEST):
+        level = [child for one in level for child in _children(one)]
+        if not level:
+            return
+    raise ValueError(f"it is nested more than {_DEEPEST} deep")
+
+
+def _children(content: Any) -> Iterable[Any]:
+    if isinstance(content, dict):
+        return content.values()
+    return content if isinstance(content, list) else ()
+
+
+def printable(text: str) -> str:
+    """A stranger's words as they can be shown, whatever is in them."""
+    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+
+
 class Document:
     """A JSON object whose entries are taken one by one."""
 
@@ -38,7 +64,7 @@ class Document:
         self._left, self._what = dict(content), what
 
     def text(self, name: str) -> str:
-        return self._take(name, str, "a text")
+        return self._printable(name, self._take(name, str, "a text"))
 
     def flag(self, name: str) -> bool:
         return self._take(name, bool, "true or false")
@@ -62,7 +88,7 @@ class Document:
         found = self.list(name)
         if not all(isinstance(one, str) for one in found):
             raise ValueError(f"{name!r} of {self._what} are not all texts")
-        return tuple(found)
+        return tuple(self._printable(name, one) for one in found)
 
     def object(self, name: str) -> dict[str, Any]:
         return self._take(name, dict, "an object")
@@ -78,6 +104,11 @@ class Document:
             return False
         del self._left[name]
         return True
+
+    def _printable(self, name: str, found: str) -> str:
+        if not found.isprintable():
+            raise ValueError(f"{name!r} of {self._what} cannot be shown: {found!r}")
+        return found
 
     def _take(self, name: str, kind: type[T], words: str) -> T:
         if name not in self._left:

@@ -1,5 +1,6 @@
 """Manifests and the info of shards, read back: whole and of one piece, or a RunError that names the file."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from dualform.errors import RunError
@@ -59,7 +60,7 @@ def _manifest(content: Any, where: str) -> Manifest:
 
 def _check_version(version: Any, where: str) -> None:
     """Only this version is read, and of a newer one it is said what to do."""
-    if version != VERSION:
+    if type(version) is not int or version != VERSION:  # 1.0 and true are equal to 1, and not what we write
         raise RunError(
             f"{where} has format version {version!r}, this dualform reads {VERSION}: "
             "upgrade with pip install --upgrade dualform"
@@ -107,9 +108,16 @@ def _check_layers(manifest: Manifest) -> None:
     for layer in manifest.layers:
         weights = [part for part in layer.parts if part.columns is not None]
         owners = {part.optimizer for part in layer.trained}
-        whole = all(0 <= low < high <= layer.d_in for low, high in (part.columns or (0, 1) for part in weights))
+        whole = _side_by_side([part.columns for part in weights if part.columns]) == (0, layer.d_in)
         if layer.one_hot:
             whole = [part.columns for part in layer.parts] == [(0, layer.d_in)]
         known = layer.kind in KINDS and all(o is not None and o < len(manifest.optimizers) for o in owners)
         if not (known and whole and len(owners) == 1 and layer.parts[0] in weights and layer.parts[0].trained):
             raise ValueError(f"layer {layer.name!r} is not one that can be recorded")
+
+
+def _side_by_side(columns: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+    """From where to where these go, one after the other; None: they leave gaps, overlap or are empty."""
+    lows, highs = [low for low, _ in columns], [high for _, high in columns]
+    whole = bool(columns) and lows[1:] == highs[:-1] and all(low < high for low, high in columns)
+    return (lows[0], highs[-1]) if whole else None

@@ -17,14 +17,14 @@ _TAGS = {
     "float": ("F64",),
     "bool": ("BOOL",),
 }
+RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
 
 
 def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, Any]) -> None:
     """Raise a ValueError that says what is wrong, if anything is."""
     if info.last_step < info.first_step:
         raise ValueError("it ends before it begins")
-    if any(kind not in _TAGS for kind in info.tags.values()):
-        raise ValueError(f"these are no kinds of tags: {info.tags}")
+    _check_tags(info)
     table = _Table(tensors)
     steps = info.last_step - info.first_step
     for layer in manifest.layers:
@@ -33,18 +33,35 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
         if steps and f"slots/{layer.name}/keys" in table:
             slots = _take_slots(table, layer, manifest.storage)
             _take_tags(table, layer, info, slots)
+            if manifest.storage.merge not in (None, *info.tags):
+                raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
         if table.with_state:
             for part in layer.parts:
                 table.take(f"state/parameters/{part.parameter}", _FLOATS, layer.shape(part))
     table.end()
 
 
+def _check_tags(info: ShardInfo) -> None:
+    for tag, kind in info.tags.items():
+        if tag in RESERVED or not tag.isprintable():
+            raise ValueError(f"a tag cannot be called {tag!r}")
+        if not isinstance(kind, str) or kind not in _TAGS:
+            raise ValueError(f"there is no such kind of tag: {kind!r}")
+
+
 class _Table:
     """The table of contents, from which tensors are taken one by one."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        self._left = {name: (entry["dtype"], tuple(entry["shape"])) for name, entry in tensors.items()}
+        self._left = {name: self._entry(name, entry) for name, entry in tensors.items()}
         self.with_state = any(name.startswith("state/") for name in self._left)
+
+    @staticmethod
+    def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...]]:
+        """Its dtype and shape. safetensors would take a list, and leave out what it does not know."""
+        if not name.isprintable() or not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
+            raise ValueError(f"{name!r} is not told of as a tensor is")
+        return entry["dtype"], tuple(entry["shape"])
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
@@ -84,6 +101,8 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
         slots = table.rows(f"{prefix}/key_index")
         table.take(f"{prefix}/key_index", ("I64",), (slots,))
     scaled, dtype = storage.dtype == "float16", (_STORED[storage.dtype],)
+    if not slots:
+        raise ValueError(f"{prefix} is there without a slot")
     table.take(f"{prefix}/pass_step", ("I64",), (passes,))
     table.take(f"{prefix}/pass_rows", ("I64",), (passes,))
     table.take(f"{prefix}/factors", ("F64",), (passes, 0 if storage.merge else len(layer.trained)))

@@ -1,0 +1,116 @@
+"""Tiny runs to be damaged and forged: one for each way in which a run is stored or replayed."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import dualform
+
+_STEPS = 3  # one in the shard after the first, two in the last
+
+
+def smallest(path: Path) -> None:
+    """As few bytes as a run can have that still has momentum, exponents, a text tag and two chapters."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1, 1, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with dualform.record(model, optimizer, path) as recorder:
+        for number in range(2):
+            recorder.tag(i=number, s=["a", "b"])
+            _step(model, optimizer, torch.randn(2, 1))
+            if not number:
+                recorder.sync()
+
+
+def linear(path: Path) -> None:
+    """A weight and a bias, SGD with momentum, float16."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 1))
+    _train(path, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), lambda: torch.randn(2, 2))
+
+
+def adam(path: Path) -> None:
+    """Replayed from the optimiser's state."""
+    _elementwise(path, "Adam")
+
+
+def adagrad(path: Path) -> None:
+    """Replayed from a state that is there before the first step."""
+    _elementwise(path, "Adagrad")
+
+
+def nadam(path: Path) -> None:
+    """Replayed with most numbers in a ledger line."""
+    _elementwise(path, "NAdam")
+
+
+def lstm(path: Path) -> None:
+    """Four parts in one layer."""
+    torch.manual_seed(0)
+    model = _Last(dualform.unfuse(nn.LSTM(2, 1, batch_first=True)))
+    _train(path, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: torch.randn(2, 3, 2))
+
+
+def embedding(path: Path) -> None:
+    """One-hot keys, and a layer behind them whose keys never come again."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 1))
+    _train(path, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: torch.randint(3, (2,)))
+
+
+def merged(path: Path) -> None:
+    """Sums over all slots of one tag."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 1))
+    _train(path, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: torch.randn(2, 2), merge="i")
+
+
+def keys_only(path: Path) -> None:
+    """No values, so no coefficients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _train(path, model, optimizer, lambda: torch.randn(2, 2), values=False, dtype="float32")
+
+
+RUNS: Mapping[str, Callable[[Path], None]] = {
+    made.__name__: made for made in (linear, adam, adagrad, nadam, lstm, embedding, merged, keys_only)
+}
+
+
+class _Last(nn.Module):
+    """What an LSTM says last."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, given: Tensor) -> Tensor:
+        output: Tensor = self.inner(given)[0]
+        return output[:, -1]
+
+
+def _elementwise(path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 1))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.1, weight_decay=0.1)
+    _train(path, model, optimizer, lambda: torch.randn(2, 2))
+
+
+def _train(path: Path, model: nn.Module, optimizer: Any, batch: Callable[[], Tensor], **options: Any) -> None:
+    """Every slot has a number, a text and a truth."""
+    with dualform.record(model, optimizer, path, about={"n": 1}, **options) as recorder:
+        for number in range(_STEPS):
+            recorder.tag(i=torch.arange(2), s=["a", "b"], t=[True, False])
+            _step(model, optimizer, batch())
+            if not number:
+                recorder.sync()
+
+
+def _step(model: nn.Module, optimizer: Any, inputs: Tensor) -> None:
+    optimizer.zero_grad()
+    model(inputs).square().sum().backward()
+    optimizer.step()
