@@ -134,6 +134,8 @@ def _obstacle_of_kind(model: nn.Module, one: _Candidate) -> str | None:
     module = one.module
     if one.kind == "fused LSTM":
         return "torch computes its gates where nobody can see them; swap it by dualform.unfuse(model)"
+    if not (one.d_in and one.d_out):
+        return "it has no width"
     if isinstance(_parent(model, module), nn.MultiheadAttention):
         return "MultiheadAttention uses its weight without calling it"
     if one.kind in _FORWARD and type(module).forward is not _FORWARD[one.kind]:

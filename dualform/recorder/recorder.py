@@ -39,6 +39,7 @@ from dualform.recorder.resume import go_on
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
 from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, Storage
+from dualform.store.document import parsed
 from dualform.store.packing import pack
 
 _SEED = 20220211
@@ -356,8 +357,8 @@ def record(
     if dtype not in DTYPES:
         raise RecordingError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
     try:
-        about = json.loads(json.dumps(about or {}))
-    except (TypeError, ValueError) as error:
+        about = parsed(json.dumps(about or {}))  # as it will be read
+    except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
     return Recorder(model, optimizers, Path(path), layers, storage, overwrite, resume, about or {})

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.store.format import RESERVED
 
 Array = NDArray[Any]
 
-RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "string"}
 _STORED = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 
@@ -50,6 +50,8 @@ def _as_column(name: str, value: Any) -> Array:
     """A scalar, string, list, array or tensor as an array of one of four kinds."""
     if name in RESERVED:
         raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
+    if not name.isprintable():
+        raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
     array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
     kind = _KINDS.get(array.dtype.kind)
     if kind is None:

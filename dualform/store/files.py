@@ -59,6 +59,10 @@ class Column:
     def nbytes(self) -> int:
         return sum(block.nbytes for block in self.blocks)
 
+    def entry(self, start: int) -> dict[str, Any]:
+        """What a table of contents says of it."""
+        return {"dtype": self.name_of_dtype, "shape": self.shape, "data_offsets": [start, start + self.nbytes]}
+
 
 def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
     """The same rows in fewer blocks: those that follow one another in memory become one, uncopied.
@@ -150,10 +154,9 @@ def write_shard(path: Path, columns: Mapping[str, Column], info: ShardInfo) -> s
     # Widest elements first: then every tensor starts at a multiple of its element's size.
     ordered = sorted(columns.items(), key=lambda item: -item[1].blocks[0].itemsize)
     for name, column in ordered:
-        end = offset + column.nbytes
-        header[name] = {"dtype": column.name_of_dtype, "shape": column.shape, "data_offsets": [offset, end]}
+        header[name] = column.entry(offset)
         checksums[name] = _checksum(column)
-        offset = end
+        offset += column.nbytes
     text = info.to_json(checksums)
     digest = header_digest(header, text)
     header["__metadata__"] = {"dualform": text, "digest": digest}

@@ -15,6 +15,8 @@ LOCK = "writer.lock"
 _WRAPPERS = ("_orig_mod.", "module.")
 DTYPES = ("float16", "float32", "float64")
 KINDS = ("Linear", "Embedding", "LSTM")
+RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
+EXPONENTS = range(-126, 128)  # of the powers of two that a float32 has
 
 
 def clean_name(name: str) -> str:

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.store.format import EXPONENTS
+
 Empty = Callable[[tuple[int, int], torch.dtype], Tensor]
 Exponents = NDArray[np.int16]
 
@@ -43,6 +45,7 @@ def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tupl
     norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
     least, most = float(norms.min()), float(norms.max())
     shared = 0 if alike or not math.isfinite(most) else math.frexp(most)[1] - _TOP
+    shared = min(max(shared, EXPONENTS[0]), EXPONENTS[-1])
     if math.ldexp(math.sqrt(rows.shape[1]), shared + _BOTTOM) <= least and most < math.ldexp(1.0, shared + _TOP):
         # To multiply first is quicker than torch.mul into float16, which goes through small buffers.
         scaled = packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
@@ -54,7 +57,8 @@ def _packed_singly(rows: Tensor, norms: NDArray[Any], packed: Tensor) -> tuple[T
     """Each row by a power of its own, or not at all if it is of ordinary size."""
     # Not the row's norm: its squares overflow and underflow long before the entries do.
     highest, lowest = rows.amax(dim=1).cpu().numpy(), rows.amin(dim=1).cpu().numpy()
-    sizes = np.maximum(highest, -lowest).astype(np.float32, copy=False)
+    with np.errstate(over="ignore"):  # what is too large for a float32 is for a float16 with its power, too
+        sizes = np.maximum(highest, -lowest).astype(np.float32, copy=False)
     exponent, scale = _scaling(sizes)
     ordinary = (norms >= math.ldexp(math.sqrt(rows.shape[1]), _BOTTOM)) & (norms < math.ldexp(1.0, _TOP))
     exponent, scale = np.where(ordinary, np.int16(0), exponent), np.where(ordinary, np.float32(1), scale)

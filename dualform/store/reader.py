@@ -17,14 +17,13 @@ from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
 from dualform.store.document import parsed, printable
-from dualform.store.format import MANIFEST, Layer, Manifest, header_digest, shard_name
+from dualform.store.format import EXPONENTS, MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
 from dualform.store.sound import check_contents
 
 Array = NDArray[Any]
 
 _LONGEST = 100_000_000  # bytes of a manifest; safetensors allows as many for the header of a shard
-_EXPONENTS = -126, 128  # what a float32 can be multiplied by
 _MOST_VISITS = 1 << 53
 _WIDEST = 64  # signs of a text
 _DTYPES = {
@@ -138,7 +137,7 @@ class Shard:
         name = f"slots/{layer}/{of}_exponent"
         if name not in self:
             return None
-        self._check_within(self[name], *_EXPONENTS, name)
+        self._check_within(self[name], EXPONENTS.start, EXPONENTS.stop, name)
         return self[name]
 
     def visits(self, layer: str) -> Array | None:

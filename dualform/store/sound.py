@@ -7,7 +7,7 @@ whoever reads a shard may take its shapes for granted. What the numbers in it sa
 from collections.abc import Mapping
 from typing import Any
 
-from dualform.store.format import Layer, Manifest, ShardInfo, Storage
+from dualform.store.format import RESERVED, Layer, Manifest, ShardInfo, Storage
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _STORED = {"float64": "F64", "float32": "F32", "float16": "F16"}
@@ -17,7 +17,6 @@ _TAGS = {
     "float": ("F64",),
     "bool": ("BOOL",),
 }
-RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
 
 
 def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, Any]) -> None:
@@ -59,7 +58,9 @@ class _Table:
     @staticmethod
     def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...]]:
         """Its dtype and shape. safetensors would take a list, and leave out what it does not know."""
-        if not name.isprintable() or not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
+        if not name.isprintable():
+            raise ValueError(f"the name {name!r} cannot be shown")
+        if not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
             raise ValueError(f"{name!r} is not told of as a tensor is")
         return entry["dtype"], tuple(entry["shape"])
 

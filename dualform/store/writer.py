@@ -20,8 +20,10 @@ from dualform.store.directory import claim
 from dualform.store.files import Column, write_atomically, write_shard
 from dualform.store.format import MANIFEST, Layer, Manifest, ShardInfo, shard_name
 from dualform.store.lock import Lock
+from dualform.store.parse import manifest_from_json
 from dualform.store.reader import Shard
 from dualform.store.repeats import KeyPool
+from dualform.store.sound import check_contents
 
 _LONGEST = 60.0  # seconds of training that a crash may cost at most,
 _SNAPSHOTS = 8  # unless fewer slots have come than this many times the snapshot that is written with them
@@ -54,10 +56,12 @@ class RunWriter:
     @classmethod
     def begin(cls, path: Path, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
         """A new run: writes what is known before its first step."""
+        text = manifest.to_json()
+        manifest_from_json(text, str(path / MANIFEST))  # what could not be read must not be begun
         lock = claim(path, overwrite)
         try:
             writer = cls(path, manifest, lock, chapter_bytes)
-            write_atomically(path / MANIFEST, [np.frombuffer(manifest.to_json().encode(), dtype=np.uint8)])
+            write_atomically(path / MANIFEST, [np.frombuffer(text.encode(), dtype=np.uint8)])
             writer._write(writer._chapter, state, None)
         except BaseException:
             lock.release()
@@ -153,8 +157,15 @@ class RunWriter:
             self._manifest.run, self._index, self._previous, chapter.first_step, chapter.last_step,
             dict(chapter.tags), strings, ended,
         )  # fmt: skip
+        self._check_readable(info, columns)
         self._previous = write_shard(self.path / shard_name(self._index), columns, info)
         self._index, self._sealed, self._sound = self._index + 1, chapter.last_step, True
+
+    def _check_readable(self, info: ShardInfo, columns: Mapping[str, Column]) -> None:
+        try:
+            check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
+        except ValueError as error:
+            raise StorageError(f"cannot write {self.path}: {error}") from error
 
 
 def _pool(layer: Layer, kept: Sequence[Shard]) -> KeyPool:

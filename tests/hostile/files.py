@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile.cases import FIRST, LAST, MANIFEST, SECOND
+from tests.hostile.edits import FIRST, LAST, MANIFEST, SECOND
 from tests.hostile.forge import file_of
 
 _TERABYTE = 1 << 40

@@ -15,19 +15,19 @@ import torch
 import dualform
 from dualform.cli.models import own_file, read
 from dualform.errors import QueryError
-from dualform.recorder import tags
-from dualform.store import sound as soundness
-from tests.hostile import cases
 from tests.hostile.ask import blamed, escaped, everything
 from tests.hostile.bounds import in_no_time, little_memory
-from tests.hostile.cases import SIGNED, Case
+from tests.hostile.cases import NO_FILES_OF_ITS_OWN, SIGNED
+from tests.hostile.documents import info_cases, manifest_cases
+from tests.hostile.edits import FILES, SECOND, Case
 from tests.hostile.files import FILES_AS_THEY_ARE, FileCase
 from tests.hostile.forge import Forged
 from tests.hostile.runs import RUNS
+from tests.hostile.tensors import number_cases, tensor_cases
+from tests.tally import TRIED
 
 THOROUGH = os.environ.get("DUALFORM_TESTS") == "thorough"
-tried: list[int] = []
-escapes: list[str] = []
+_RUNS = "forged runs: answers, or a refusal that names the file"
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def wrong_with(case: Case, sound: dict[str, Forged], path: Path) -> str | None:
     except Exception as error:
         return f"{case.run}, {case.name}: {type(error).__name__}: {error}"
     # what does not fit together may be said of either file, but of one of them
-    files = [case.file] if case.refused else cases.FILES
+    files = [case.file] if case.refused else FILES
     strangers = [message for message in found if not any(file in message for file in files)]
     if strangers:
         return f"{case.run}, {case.name}: {case.file} is not named: {strangers[0]}"
@@ -71,31 +71,30 @@ def test_a_signed_file(case: Case, sound: dict[str, Forged], tmp_path: Path) -> 
 def wrong_in(family: Iterable[Case], stride: int, sound: dict[str, Forged], path: Path) -> list[str]:
     """What is wrong in a family of cases: in every so many of them, or in all if tests are to be thorough."""
     chosen = list(islice(family, 0, None, 1 if THOROUGH else stride))
-    tried.append(len(chosen))
     found = [wrong for case in chosen if (wrong := wrong_with(case, sound, path))]
-    escapes.extend(found)
+    TRIED[_RUNS] += len(chosen) - len(found)
     return found
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_key_of_a_manifest(run: str, sound: dict[str, Forged], tmp_path: Path) -> None:
-    assert not wrong_in(cases.manifest_cases(run, sound[run].manifest), 4, sound, tmp_path / "run")
+    assert not wrong_in(manifest_cases(run, sound[run].manifest), 4, sound, tmp_path / "run")
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_key_of_the_info(run: str, sound: dict[str, Forged], tmp_path: Path) -> None:
-    assert not wrong_in(cases.info_cases(run, sound[run].shards[1].info), 4, sound, tmp_path / "run")
+    assert not wrong_in(info_cases(run, sound[run].shards[1].info), 4, sound, tmp_path / "run")
 
 
 @pytest.mark.parametrize("run", RUNS)
 def test_every_tensor(run: str, sound: dict[str, Forged], tmp_path: Path) -> None:
-    assert not wrong_in(cases.tensor_cases(run, sound[run].shards[1].tensors), 4, sound, tmp_path / "run")
+    assert not wrong_in(tensor_cases(run, sound[run].shards[1].tensors), 4, sound, tmp_path / "run")
 
 
 @pytest.mark.parametrize("shard", [0, 1, 2])
 @pytest.mark.parametrize("run", RUNS)
 def test_every_number(run: str, shard: int, sound: dict[str, Forged], tmp_path: Path) -> None:
-    family = cases.number_cases(run, shard, sound[run].shards[shard].tensors)
+    family = number_cases(run, shard, sound[run].shards[shard].tensors)
     assert not wrong_in(family, 23, sound, tmp_path / "run")
 
 
@@ -109,28 +108,24 @@ def test_a_file_as_it_is(case: FileCase, sound: dict[str, Forged], tmp_path: Pat
     before = everything(path)
     (path / case.file).unlink()
     case.put(path / case.file, content)
-    tried.append(1)
     with little_memory(), in_no_time():
         answers = everything(path)
     assert escaped(answers, right, before, case.file) is None
     assert bool(blamed(answers)) == case.refused
+    TRIED[_RUNS] += 1
 
 
 def test_shards_of_another_run(sound: dict[str, Forged], tmp_path: Path) -> None:
     for name in ("linear", "adam"):
         sound[name].write(tmp_path / name)
-    stranger = tmp_path / "adam" / cases.SECOND
-    (tmp_path / "linear" / cases.SECOND).write_bytes(stranger.read_bytes())
+    stranger = tmp_path / "adam" / SECOND
+    (tmp_path / "linear" / SECOND).write_bytes(stranger.read_bytes())
     found = blamed(everything(tmp_path / "linear"))
     assert len(found) == 1
-    assert cases.SECOND in found[0]
+    assert SECOND in found[0]
 
 
-def test_tags_that_are_reserved() -> None:
-    assert soundness.RESERVED == tags.RESERVED
-
-
-@pytest.mark.parametrize("named", cases.NO_FILES_OF_ITS_OWN)
+@pytest.mark.parametrize("named", NO_FILES_OF_ITS_OWN)
 def test_a_run_names_files_that_are_not_its_own(named: Any, sound: dict[str, Forged], tmp_path: Path) -> None:
     forged = deepcopy(sound["linear"])
     forged.manifest["about"] = {"inputs": named, "text": named}
@@ -142,7 +137,6 @@ def test_a_run_names_files_that_are_not_its_own(named: Any, sound: dict[str, For
     (path / "directory.npy").mkdir()
     os.mkfifo(path / "pipe.npy")
     memory = dualform.load(path)
-    tried.append(1)
     for what in ("inputs", "text"):
         with pytest.raises(QueryError, match="of its own"):
             own_file(memory, what, "pass one")
@@ -157,8 +151,3 @@ def test_a_run_names_files_of_its_own(sound: dict[str, Forged], tmp_path: Path) 
     memory = dualform.load(tmp_path / "run")
     for what in ("inputs", "text"):
         assert read(own_file(memory, what, "pass one")).shape == (1, 2)
-
-
-def test_how_many_there_were(capsys: pytest.CaptureFixture[str]) -> None:
-    with capsys.disabled():
-        print(f"\n{sum(tried):,} hostile runs tried, {len(escapes) or 'none'} escaped")

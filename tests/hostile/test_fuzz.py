@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.hostile.ask import blamed, everything
 from tests.hostile.bounds import little_memory
-from tests.hostile.cases import FILES, places, put
+from tests.hostile.edits import FILES, places, put
 from tests.hostile.forge import LEFT_OUT, SIZES, Forged, ForgedShard, Raw
 from tests.hostile.runs import RUNS
 

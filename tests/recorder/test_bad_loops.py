@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -240,9 +241,24 @@ def test_about_is_what_json_can_hold(tmp_path: Path) -> None:
     model = network()
     with pytest.raises(RecordingError, match="about must be what JSON can hold"):
         record(model, sgd(model), tmp_path / "run", about={"model": model})
+    nested: list[object] = []
+    for _ in range(200):
+        nested = [nested]
+    with pytest.raises(RecordingError, match="about must be what JSON can hold: it is nested more than 100 deep"):
+        record(model, sgd(model), tmp_path / "run", about={"nested": nested})
     with record(model, sgd(model), tmp_path / "run", about={"classes": ["a", "b"]}):
         pass
     assert dualform.load(tmp_path / "run").about == {"classes": ["a", "b"]}
+
+
+def test_names_that_could_not_be_shown(tmp_path: Path) -> None:
+    model = network()
+    unshown = re.escape(r"a tag cannot be called '\x1b[2J': it could not be shown")
+    with pytest.raises(RecordingError, match=unshown), record(model, sgd(model), tmp_path / "run") as recorder:
+        recorder.tag(**{"\x1b[2J": 1})
+    model.register_buffer("line\nbreak", torch.zeros(1))
+    with pytest.raises(StorageError, match=re.escape(r"the name 'state/buffers/line\nbreak' cannot be shown")):
+        record(model, sgd(model), tmp_path / "other").__enter__()
 
 
 def test_a_recorder_is_entered_once(tmp_path: Path) -> None:

@@ -25,8 +25,10 @@ def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> Non
             self.attention = nn.MultiheadAttention(4, 2)
             self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
             self.left_out = nn.Linear(4, 4)
+            self.empty = nn.Linear(0, 4)
 
-    model = Everything()
+    with pytest.warns(UserWarning, match="zero-element tensors"):  # torch's own
+        model = Everything()
     kept = [p for n, p in model.named_parameters() if not n.startswith("left_out")]
     recorder = dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "run")
     assert recorder.layers == ["plain"]
@@ -37,6 +39,7 @@ def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> Non
         "attention.out_proj": "it",
         "normed": "trained",
         "left_out": "optimiser",
+        "empty": "width",
     }
     with pytest.warns(UserWarning, match="does not record frozen: its weight is frozen"), recorder:
         pass

@@ -146,7 +146,9 @@ def cases(fault: Fault, points: list[Point], tmp_path: Path) -> Iterator[tuple[i
         case = tmp_path / f"case {at} {points[at].call} {points[at].path.name}"
         case.mkdir()
         yield at, case / "run"
-        TRIED["faults injected into the writer"] += 1  # not reached if a check failed
+        TRIED["faults of the disk: one clear error, and nothing lost that was safe"] += (
+            1  # not reached if a check failed
+        )
         shutil.rmtree(case)
 
 
@@ -171,7 +173,7 @@ def test_a_lock_that_cannot_be_closed_is_no_harm(tmp_path: Path, whole: Undistur
     with Disk(tmp_path, FAULTS["EIO once"], at):
         assert Training().record(path) == Told(promised=STEPS)
     check_left(path, Told(promised=STEPS), whole)
-    TRIED["faults injected into the writer"] += 1
+    TRIED["faults of the disk: one clear error, and nothing lost that was safe"] += 1
 
 
 @pytest.mark.parametrize("name", _OF_REMOVALS)

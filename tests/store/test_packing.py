@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from dualform.store.format import EXPONENTS
 from dualform.store.packing import TORCH, pack, unpack
 
 
@@ -47,6 +48,20 @@ def test_no_entry_is_off_by_more_than_eleven_bits_of_its_row(first: int, second:
     rows = torch.randn(4, 9, generator=generator) * 2.0 ** torch.tensor([[first], [second], [0], [first]])
     restored = unpack(*pack(rows, "float16", empty, alike=alike), torch.float32)
     assert bool(((restored - rows).abs() <= 2**-11 * rows.abs().amax(dim=1, keepdim=True)).all())
+
+
+@given(st.integers(-320, 42), st.booleans(), st.integers(0, 2**16))
+def test_doubles_beyond_what_a_single_can_hold_fade_out_and_are_never_something_else(
+    exponent: int, alike: bool, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randn(3, 5, generator=generator, dtype=torch.float64).clamp(-2, 2) * 10.0**exponent
+    packed, powers = pack(rows, "float16", empty, alike=alike)
+    assert powers is not None
+    assert EXPONENTS[0] <= powers.min() <= powers.max() <= EXPONENTS[-1]
+    least = 2.0 ** (EXPONENTS[0] - 24)  # of a float16, times the lowest power
+    bound = 2**-11 * rows.abs().amax(dim=1, keepdim=True) + least
+    assert bool(((unpack(packed, powers, torch.float64) - rows).abs() <= bound).all())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

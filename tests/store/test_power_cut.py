@@ -108,7 +108,7 @@ def cut_everywhere(recording: Recording, in_order: bool, elsewhere: Path, check:
 def _open(tree: Tree, recording: Recording, elsewhere: Path, opened: dict[str, Found | None]) -> Found | None:
     """Many moments leave the same; it is opened once. Where no run is, the same command can start again."""
     digest = hashlib.sha256(repr(sorted(tree.items())).encode()).hexdigest()
-    TRIED["states of a disk after a power cut"] += 1
+    TRIED["states after a power cut: everything promised is there"] += 1
     if digest not in opened:
         plant(tree, elsewhere / digest)
         path = elsewhere / digest / recording.path
