@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingExtra, UnknownName
+from dualform.store.document import printable
 
 _SHOWN = 20
 
@@ -80,4 +81,4 @@ class Table:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))

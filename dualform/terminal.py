@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as Grid
 from rich.text import Text
 
+from dualform.store.document import printable
 from dualform.table import Table
 
 if TYPE_CHECKING:
@@ -206,5 +207,5 @@ def _grid(title: str) -> Grid:
 
 def _cell(value: Any) -> str:
     if not isinstance(value, float):
-        return str(value)
+        return printable(str(value))
     return f"{value:,.0f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"

@@ -71,3 +71,9 @@ def test_progress_is_for_people_only() -> None:
         with terminal.busy(out, "verifying") as at:
             at("layer")
         assert bool(out.file.getvalue()) == watched  # type: ignore[attr-defined]
+
+
+def test_what_a_run_says_cannot_steer_the_terminal() -> None:
+    told = Table({"query": np.zeros(1, dtype=int), "word": np.array(["\x1b[2J\x07gone"])})
+    assert "\x1b" not in shown(terminal.table(told, "")) + repr(told)
+    assert r"\x1b[2J\x07gone" in shown(terminal.table(told, ""))

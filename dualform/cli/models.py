@@ -21,14 +21,20 @@ if TYPE_CHECKING:
 
     from dualform.memory import Memory
 
-_OWN = "dualform.experiments."  # models a run may name by itself: code of this package
+# Models a run may name by itself: what this package's own experiments train.
+OWN = (
+    "dualform.experiments.demo:network",
+    "dualform.experiments.training:paper_network",
+    "dualform.experiments.training:small_network",
+    "dualform.experiments.language.network:LanguageModel",
+)
 
 
 def own_model(memory: "Memory") -> str:
     """The model a run names by itself. Only this package's code: opening a run must not run a stranger's."""
     named = memory.about.get("model")
-    if isinstance(named, str) and named.startswith(_OWN):
-        return named
+    if named in OWN:
+        return str(named)
     hint = f"; the run says {named}, pass it if you trust it" if isinstance(named, str) else ""
     raise QueryError(f"which model? pass --model PACKAGE:FACTORY, a function or class that makes it{hint}")
 

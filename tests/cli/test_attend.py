@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dualform
-from dualform.cli.models import own_inputs
+from dualform.cli.models import OWN, own_inputs
 from dualform.errors import QueryError
 from dualform.experiments import demo
+from dualform.experiments.language.network import FACTORY
+from dualform.experiments.training import PAPER, SMALL
 from tests.cli.conftest import call, fails, record
 
 
@@ -108,10 +111,25 @@ def test_attend_does_not_import_what_a_run_names(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "evil.py").write_text("open('owned', 'w').close()\n")
-    for number, named in enumerate(["evil:model", "dualform.cli:main", "dualformevil:model", 7]):
+    names = [
+        "evil:model",
+        "dualform.cli:main",
+        "dualformevil:model",
+        "dualform.experiments.reproduce:reproduce",
+        7,
+        [7],
+    ]
+    for number, named in enumerate(names):
         run = record(tmp_path / f"run{number}", about={"model": named})
         assert "pass --model PACKAGE:FACTORY" in fails("attend", run)
     assert not (tmp_path / "owned").exists()
+
+
+def test_what_a_run_may_name_is_there() -> None:
+    assert {demo.MODEL, FACTORY, *(recipe.model for recipe in (PAPER, SMALL))} == {*OWN}
+    for named in OWN:
+        module, _, factory = named.partition(":")
+        assert callable(getattr(import_module(module), factory))
 
 
 @pytest.mark.parametrize("named", ["../inputs.npy", "/etc/inputs.npy", "a/b.npy", "..", "", "a\\b.npy", "c:b.npy"])
