@@ -43,7 +43,7 @@ def test_the_loop_of_the_page_survives_being_killed(tmp_path: Path, monkeypatch:
     memory = dualform.load(killed / "runs" / "mine")
     assert memory.steps == 200
     assert "not closed" in repr(memory)
-    assert "dualform.record(..., resume=200)" in repr(memory)
+    assert "after step 200, 100, 0. To go on, restore your checkpoint of one and dualform.record(" in repr(memory)
     assert memory.verify().ok
     assert contents(run_example(killed, monkeypatch)) == whole
     assert contents(run_example(killed, monkeypatch)) == whole  # once more, when there is nothing left to do

@@ -55,20 +55,20 @@ def summary_lines(run: Run) -> dict[str, str]:
     layers = (f"{name} ({f['d_in']} to {f['d_out']}, {f['slots']:,} slots)" for name, f in facts["layers"].items())
     merge = facts["storage"]["merge"]
     kept = f"keys summed by {merge}" if merge else "keys and values" if facts["storage"]["values"] else "keys only"
+    going_on = (
+        ". To go on, restore your checkpoint of one and dualform.record(..., resume=STEP)" if not run.ended else ""
+    )
     lines = {
         "run": facts["path"],
         "recorded": f"{facts['created']}, {facts['software']}",
         "steps": f"{facts['steps']:,} ({ending(run)})",
-        "snapshots": f"after step {listing(reversed(facts['snapshots']), most=5)}",
+        "snapshots": f"after step {listing(reversed(facts['snapshots']), most=10)}{going_on}",
         "layers": ", ".join(layers),
         "optimiser": ", ".join(facts["optimizers"]),
         "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
         "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
         "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
     }
-    if run.ended is None:
-        last = facts["snapshots"][-1]
-        lines["to go on"] = f"restore the checkpoint of step {last}, then dualform.record(..., resume={last})"
     if run.unread:
         lines["not read"] = run.unread
     return lines
