@@ -27,7 +27,9 @@ def go_on(
     try:
         _check_same_recording(found.run.manifest, manifest, path)
         _check_restored(found.snapshot, state, manifest)
-        return RunWriter(path, found.run.manifest, found.lock, chapter_bytes, found.cut()), found.kinds
+        writer = RunWriter(path, found.run.manifest, found.lock, chapter_bytes, found.kept)  # which reads their keys
+        found.cut()
+        return writer, found.kinds
     except BaseException:
         found.lock.release()
         raise
@@ -70,9 +72,9 @@ def _weights_first(name: str) -> tuple[bool, str]:
 def _fault(there: tuple[str, Array] | None, given: tuple[str, Array] | None) -> str | None:
     """How a tensor differs from the run's, in words; None: in no bit."""
     if there is None:
-        return "is not what was"
+        return "is there, and was not"
     if given is None:
-        return "is missing, which was there"
+        return "is missing, and was there"
     if (there[0], there[1].shape) != (given[0], given[1].shape):
         return f"is {given[0]} of shape {given[1].shape}, it was {there[0]} of shape {there[1].shape}"
     if np.array_equal(_bits(there[1]), _bits(given[1])):

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-from dualform.errors import CannotResume, RunExists, StorageError, listing
+from dualform.errors import CannotResume, RunError, RunExists, StorageError, listing
 from dualform.store.files import TEMPORARY, flush_directory, make_directory
 from dualform.store.format import LOCK, MANIFEST, shard_name
 from dualform.store.lock import Lock
@@ -37,7 +37,7 @@ def claim(path: Path, overwrite: bool) -> Lock:
 
 def _check_replaceable(path: Path, overwrite: bool) -> None:
     names = _names(path) - {LOCK, MANIFEST + TEMPORARY, shard_name(0) + TEMPORARY}
-    if not names or names == {MANIFEST}:  # what a recording leaves that ended before anything was sealed
+    if not names or (names == {MANIFEST} and _is_ours(path)):  # left by a recording that sealed nothing
         return
     if MANIFEST not in names:
         raise RunExists(f"{path} is not empty and not a dualform run; choose another directory")
@@ -46,6 +46,14 @@ def _check_replaceable(path: Path, overwrite: bool) -> None:
             f"{path} already holds a run; choose another directory, pass overwrite=True to replace it, or "
             "resume=STEP to go on with it"
         )
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except RunError:
+        return False
+    return True
 
 
 def _names(path: Path) -> set[str]:
@@ -98,16 +106,16 @@ class Resumption:
     def kinds(self) -> dict[str, str] | None:
         """The kind of each tag before the step; None: no slot has said so yet."""
         names = [layer.name for layer in self.run.manifest.layers]
-        return next((one.info.tags for one in self._kept if any(map(one.slots, names))), None)
+        return next((one.info.tags for one in self.kept if any(map(one.slots, names))), None)
 
     @property
-    def _kept(self) -> list[Shard]:
+    def kept(self) -> list[Shard]:
+        """The shards that stay."""
         return self.run.shards[: self.snapshot.info.index + 1]
 
-    def cut(self) -> list[Shard]:
-        """Drop what came after the step; returns the shards that stay."""
+    def cut(self) -> None:
+        """Drop what came after the step."""
         try:
-            remove_shards(self.run.path, len(self._kept))
+            remove_shards(self.run.path, len(self.kept))
         except OSError as error:
             raise StorageError(f"cannot cut {self.run.path} back: {error.strerror or error}") from error
-        return self._kept

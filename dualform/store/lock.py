@@ -33,12 +33,17 @@ class Lock:
         _held.add(self)
 
     @property
+    def held(self) -> bool:
+        """Whether it is this process's: one forked from it has it not."""
+        return self in _held
+
+    @property
     def removed(self) -> bool:
         """Whether somebody has deleted the directory, or everything in it."""
         return os.fstat(self._handle).st_nlink == 0
 
     def release(self) -> None:
-        if self in _held:
+        if self.held:
             _held.remove(self)
             with suppress(OSError):  # it is given back whatever closing says, and nothing was written to it
                 os.close(self._handle)

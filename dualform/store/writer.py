@@ -96,6 +96,10 @@ class RunWriter:
 
     def seal(self, state: State, ended: str | None = None, done: Callable[[], None] = lambda: None) -> None:
         """Hand the chapter over to be written, then call `done`. Waits for the one before it."""
+        if not self._lock.held:  # nor is the thread in a forked process
+            raise StorageError(
+                f"{self.path} can be recorded to by the process that began it, not by one forked from it"
+            )
         self.wait()
         try:
             self._writing = self._thread.submit(self._write, self._chapter, state, ended)

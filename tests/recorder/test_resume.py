@@ -1,5 +1,6 @@
 """A run that goes on after a crash is, bit for bit, the one that was never interrupted."""
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -173,8 +174,10 @@ def test_a_run_that_is_being_recorded_cannot_be_resumed(tmp_path: Path) -> None:
 def test_a_first_start_that_sealed_nothing_is_no_run_to_be_lost(tmp_path: Path) -> None:
     """Whatever was left behind before the first shard: the same command simply starts."""
     run = tmp_path / "run"
-    run.mkdir()
-    for name in ("writer.lock", "manifest.json.tmp", "manifest.json", "shard-000000.safetensors.tmp"):
+    Training().record(run, ())
+    for number in (0, 1):
+        (run / f"shard-00000{number}.safetensors").unlink()
+    for name in ("manifest.json.tmp", "shard-000000.safetensors.tmp"):
         (run / name).write_bytes(b"{")
     Training().record(run, range(2))
     assert dualform.load(run).steps == 2
@@ -183,6 +186,41 @@ def test_a_first_start_that_sealed_nothing_is_no_run_to_be_lost(tmp_path: Path) 
         Training().record(run, range(2))
     Training().record(run, range(1), overwrite=True)
     assert dualform.load(run).steps == 1
+
+
+def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
+    with pytest.raises(RunExists, match="already holds a run"):
+        Training().record(tmp_path, range(2))
+    assert (tmp_path / "manifest.json").read_text() == '{"name": "a web page"}'
+
+
+def test_a_damaged_key_is_found_before_anything_is_dropped(tmp_path: Path) -> None:
+    Training().record(tmp_path / "run", range(8), synced=(4,))
+    shard = tmp_path / "run" / "shard-000001.safetensors"
+    content, keys = shard.read_bytes(), Run(tmp_path / "run").shards[1]["slots/0/keys"].tobytes()
+    shard.write_bytes(content.replace(keys, bytes(len(keys))))
+    again = Training()
+    again.restore(tmp_path / "run.4")
+    with pytest.raises(RunError, match="shard-000001.safetensors is damaged: the checksum of slots/0/keys"):
+        again.record(tmp_path / "run", range(4, 8), resume=4)
+    assert Run(tmp_path / "run").steps == 8
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_forked_process_cannot_go_on_with_a_recording(tmp_path: Path) -> None:
+    """Neither the lock nor the writer's thread are there; waiting for them would never end."""
+    model = network()
+    with record(model, sgd(model), tmp_path / "run") as recorder:
+        child = os.fork()
+        if not child:
+            try:
+                recorder.sync()
+            except StorageError as error:
+                os._exit(17 if "not by one forked from it" in str(error) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+        recorder.sync()
 
 
 def test_a_directory_removed_while_recording(tmp_path: Path) -> None:
