@@ -207,6 +207,7 @@ def test_a_damaged_key_is_found_before_anything_is_dropped(tmp_path: Path) -> No
     assert Run(tmp_path / "run").steps == 8
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # newer Pythons say what this test is about
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_cannot_go_on_with_a_recording(tmp_path: Path) -> None:
     """Neither the lock nor the writer's thread are there; waiting for them would never end."""
