@@ -42,7 +42,7 @@ from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, 
 from dualform.store.document import parsed
 from dualform.store.packing import pack
 
-_SEED = 20220211
+_SEED = 20220211  # any number will do, as long as it stays the same
 
 
 class Recorder:
