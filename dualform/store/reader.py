@@ -76,7 +76,10 @@ class Shard:
         content = self._bytes[begin:end].view(np.ndarray)
         if name not in self._checked:
             if zlib.crc32(content.data) != self._checksums.get(name):
-                raise RunError(f"{self.path} is damaged: the checksum of {name} does not fit")
+                raise RunError(
+                    f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or remove "
+                    "it and those after it: what comes before is a run"
+                )
             self._checked.add(name)
         try:
             array: Array = content.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
