@@ -77,8 +77,8 @@ class Shard:
         if name not in self._checked:
             if zlib.crc32(content.data) != self._checksums.get(name):
                 raise RunError(
-                    f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or remove "
-                    "it and those after it: what comes before is a run"
+                    f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
+                    "remove it and those after it: what comes before is a run"
                 )
             self._checked.add(name)
         try:
