@@ -8,7 +8,7 @@ from dualform.cli.output import print_json, quiet
 
 @app.command(epilog="Example: dualform info runs/demo")
 def info(run: Run, as_json: AsJson = False) -> None:
-    """What a run holds: layers, slots, steps, tags, bytes. Reads headers only."""
+    """What a run holds: layers, slots, steps, snapshots, tags, bytes. Reads no slots."""
     from dualform import store, terminal
 
     opened = store.Run(run)

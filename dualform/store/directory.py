@@ -62,7 +62,7 @@ def _names(path: Path) -> set[str]:
 
 def _empty(path: Path) -> None:
     """Remove everything but the lock; the manifest last, so that it can be told what this was."""
-    remove_shards(path, 0)
+    _remove_shards(path, 0)
     for one in (path / name for name in _names(path) - {LOCK, MANIFEST}):
         shutil.rmtree(one) if one.is_dir() and not one.is_symlink() else one.unlink()
     if (path / MANIFEST).exists():
@@ -70,7 +70,7 @@ def _empty(path: Path) -> None:
         (path / MANIFEST).unlink()
 
 
-def remove_shards(path: Path, first: int) -> None:
+def _remove_shards(path: Path, first: int) -> None:
     """Remove all shards from a number on, whole or unfinished."""
     found = [(int(match[1]), name) for name in _names(path) if (match := _SHARD.fullmatch(name))]
     later = sorted(one for one in found if one[0] >= first)
@@ -93,11 +93,10 @@ class Resumption:
             raise
 
     def _at(self, step: int) -> Shard:
-        """The shard that ends at a step, with the state after it; the first, if nothing but sealing was done since."""
-        sealed = {shard.info.last_step: shard for shard in reversed(self.run.shards) if shard.has_state}
+        sealed = self.run.sealed
         if step not in sealed:
             raise CannotResume(
-                f"{self.run.path} was never sealed at step {step}; it can be resumed from {listing(sorted(sealed))}. "
+                f"{self.run.path} was never sealed at step {step}; it can be resumed from {listing(sealed)}. "
                 "Call recorder.sync() where you save a checkpoint"
             )
         return sealed[step]
@@ -116,6 +115,6 @@ class Resumption:
     def cut(self) -> None:
         """Drop what came after the step."""
         try:
-            remove_shards(self.run.path, len(self.kept))
+            _remove_shards(self.run.path, len(self.kept))
         except OSError as error:
             raise StorageError(f"cannot cut {self.run.path} back: {error.strerror or error}") from error

@@ -242,6 +242,12 @@ class Run:
     def layers(self) -> dict[str, Layer]:
         return {layer.name: layer for layer in self.manifest.layers}
 
+    @property
+    def sealed(self) -> dict[int, Shard]:
+        """The shard that ends at each step, with the state after it; the first, if only sealing was done since."""
+        ending = {shard.info.last_step: shard for shard in reversed(self.shards) if shard.has_state}
+        return {step: ending[step] for step in sorted(ending)}
+
     def slots(self, layer: str) -> int:
         return sum(shard.slots(layer) for shard in self.shards)
 

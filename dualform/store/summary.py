@@ -1,4 +1,4 @@
-"""What a run is, in a few lines: for `print(memory)` and `dualform info`, without reading its data."""
+"""What a run is, in a few lines: for `print(memory)` and `dualform info`, without reading its slots."""
 
 from dataclasses import asdict
 from typing import Any
@@ -18,7 +18,7 @@ def summary(run: Run) -> dict[str, Any]:
         "software": run.manifest.software,
         "steps": run.steps,
         "ended": run.ended,
-        "snapshots": snapshots(run),
+        "snapshots": list(run.sealed),  # a recording can go on from each of these steps
         "unread": run.unread,
         "bytes": run.nbytes,
         "storage": asdict(run.manifest.storage),
@@ -36,11 +36,6 @@ def summary(run: Run) -> dict[str, Any]:
         "worst_residual": worst_residual(run),
         "about": run.manifest.about,
     }
-
-
-def snapshots(run: Run) -> list[int]:
-    """The steps after which the state was sealed: a recording can go on from each of them."""
-    return sorted({shard.info.last_step for shard in run.shards if shard.has_state})
 
 
 def worst_residual(run: Run) -> float:

@@ -69,10 +69,6 @@ class RunWriter:
         return writer
 
     @property
-    def steps(self) -> int:
-        return self._chapter.last_step
-
-    @property
     def full(self) -> bool:
         """Whether to seal: much has come together, or enough for a snapshot not to matter and some time ago."""
         old = bool(self._chapter.steps) and monotonic() - self._begun >= _LONGEST

@@ -17,11 +17,10 @@ sys.path.insert(0, {project!r})
 from pathlib import Path
 from dualform.store.lock import Lock
 lock = Lock(Path({directory!r}))
-child = os.fork()
-if not child:  # as a data loader's worker is
+if not os.fork():  # as a data loader's worker is
+    print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
-print(child, flush=True)
 time.sleep(60)
 """
 
@@ -37,7 +36,9 @@ def test_a_second_writer_is_refused_and_the_next_one_is_not(tmp_path: Path) -> N
 
 def test_a_lock_file_that_is_merely_there_means_nothing(tmp_path: Path) -> None:
     (tmp_path / "writer.lock").write_text("4711")
-    Lock(tmp_path).release()
+    lock = Lock(tmp_path)
+    assert lock.held
+    lock.release()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
