@@ -8,10 +8,13 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 from weakref import WeakSet
 
 from dualform.errors import RunExists, StorageError
 from dualform.store.format import LOCK
+
+_TRIES, _PAUSE = 5, 0.05  # seconds
 
 
 class Lock:
@@ -24,7 +27,7 @@ class Lock:
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
         try:
-            _lock(self._handle)
+            _lock_soon(self._handle)
         except OSError as error:
             os.close(self._handle)
             if isinstance(error, BlockingIOError | PermissionError):
@@ -50,6 +53,15 @@ class Lock:
 
 
 _held: WeakSet[Lock] = WeakSet()
+
+
+def _lock_soon(handle: int) -> None:
+    """A worker that was forked a moment before its parent was killed may still have to let go."""
+    for _ in range(_TRIES):
+        with suppress(BlockingIOError, PermissionError):
+            return _lock(handle)
+        sleep(_PAUSE)
+    return _lock(handle)
 
 
 def _release_in_child() -> None:
