@@ -33,10 +33,12 @@ from dualform.query.directions import directions
 from dualform.query.distance import TOLERANCE
 from dualform.query.queries import match_modules, queries_of
 from dualform.query.rebuild import weights
-from dualform.query.scan import Slots, wide
+from dualform.query.scan import Slots
 from dualform.query.scope import Scope
 from dualform.query.selection import Selection, condition
+from dualform.query.sketch import Sketches
 from dualform.query.state import stored_tensor
+from dualform.query.stored import wide
 from dualform.spotlight import Spotlight
 from dualform.store import Run, Shard, clean_name, summary, summary_lines
 
@@ -55,11 +57,18 @@ def load(path: str | Path) -> "Memory":
 class Memory:
     """A run, or a view of one. Made by `dualform.load`."""
 
-    def __init__(self, run: Run, selection: Selection | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        selection: Selection | None = None,
+        ledger: Ledger | None = None,
+        sketches: Sketches | None = None,
+    ) -> None:
         self._run = run
         self._selection = selection or Selection(run.steps)
         self._ledger = ledger or Ledger(run)
-        self._scope = Scope(run, self._selection, self._ledger)
+        self._sketches = sketches or Sketches(run)
+        self._scope = Scope(run, self._selection, self._ledger, self._sketches)
         self._certificate: Certificate | None = None
 
     # What there is
@@ -125,7 +134,7 @@ class Memory:
         return self._view(Selection(step, self._selection.conditions))
 
     def _view(self, selection: Selection) -> "Memory":
-        return Memory(self._run, selection, self._ledger)
+        return Memory(self._run, selection, self._ledger, self._sketches)
 
     # Questions
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.query.folds import Fold, TopFold, TotalFold, best_of_cells
+from dualform.query.folds import Best, Fold, TopFold, TotalFold, best_of_cells
 from dualform.query.groups import By, size
 from dualform.query.inquiry import Inquiry
 from dualform.query.rebuild import OutputFold, output_of
@@ -53,13 +53,13 @@ class Top:
     per: str | None = None
     absolute: bool = False
 
-    def begin(self, about: Inquiry) -> Fold:
+    def begin(self, about: Inquiry) -> Fold | None:
         if self.k < 1:
             raise QueryError(f"k must be at least 1, not {self.k}")
         if self.per is None or self.absolute:
             about.scope.need_single_slots("sizes of single weights" if self.per else "single slots")
         if self.per is None:
-            return TopFold(self.k, about.grouping(self.by), len(about.queries), self.absolute)
+            return None if about.search(self.k, self.by, self.absolute) else self._fold(about)
         return TotalFold(about.grouping(self.units), len(about.queries), self.absolute)
 
     @property
@@ -72,13 +72,26 @@ class Top:
     def answer(self, about: Inquiry, fold: Any) -> Table:
         if self.per is not None:
             return self._summed(about, fold)
-        best = fold.result()
+        best = fold.result() if fold else self._best(about)
         groups = about.grouping(self.by).columns
         facts = lookup(about.scope, about.layer, best.slot)
         columns = {"query": best.query, "score": best.score, "slot": best.slot, **facts}
         if self.by is not None:
             columns |= {name: values[best.group] for name, values in groups.items()}
         return Table(columns)
+
+    def _fold(self, about: Inquiry) -> TopFold:
+        return TopFold(self.k, about.grouping(self.by), len(about.queries), self.absolute)
+
+    def _best(self, about: Inquiry) -> Best:
+        """By a search; should the queries be beyond its arithmetic, by reading all slots."""
+        search = about.search(self.k, self.by, self.absolute)
+        best = search.best(about.queries) if search else None
+        if best is None:
+            fold = self._fold(about)
+            about.scan([fold])
+            best = fold.result()
+        return best
 
     def _summed(self, about: Inquiry, fold: TotalFold) -> Table:
         """The best units; a unit's facts are those of its first slot."""

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from dualform.algebra import Adjoint
 from dualform.query.replay import Replay
-from dualform.query.scan import Block, wide
+from dualform.query.scan import Block
 from dualform.query.scope import Scope
+from dualform.query.stored import wide
 from dualform.store import Part
 
 

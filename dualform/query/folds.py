@@ -18,6 +18,8 @@ from dualform.query.keys import add_by_group
 from dualform.query.scan import Block
 
 Array = NDArray[Any]
+_WAITING = 1 << 14  # finds at least, before they are sorted in
+
 Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
 
 
@@ -78,20 +80,21 @@ class TopFold:
         self._score = np.empty(0, dtype=np.float32)
         # A later slot enters only by beating the k-th score so far, so ties go to the earlier slot.
         self._bar = torch.full((queries, self._groups), -torch.inf, dtype=torch.float64)
+        self._waiting: list[tuple[Array, Array, Array]] = []  # found since the bars were raised last
 
     def add(self, block: Block, scores: Scores) -> None:
         codes = self._grouping.codes(block)
         weights = scores.weights(self._absolute)
         bars = self._bar.to(weights.dtype).mT[torch.from_numpy(codes)]  # (slots, queries)
         row, query = (index.numpy() for index in torch.nonzero(weights > bars, as_tuple=True))
-        if len(row) == 0:
-            return
-        self._merge(query * self._groups + codes[row], block.slots[row], weights[row, query].numpy())
+        self._waiting.append((query * self._groups + codes[row], block.slots[row], weights[row, query].numpy()))
+        if sum(len(cell) for cell, _, _ in self._waiting) > max(len(self._cell), _WAITING):
+            self._merge()
 
-    def _merge(self, cell: Array, slot: Array, score: Array) -> None:
-        cell = np.concatenate([self._cell, cell])
-        slot = np.concatenate([self._slot, slot])
-        score = np.concatenate([self._score, score])
+    def _merge(self) -> None:
+        found = [(self._cell, self._slot, self._score), *self._waiting]
+        cell, slot, score = (np.concatenate(column) for column in zip(*found, strict=True))
+        self._waiting = []
         kept = best_of_cells(cell, slot, score, self._k)
         self._cell, self._slot, self._score = cell[kept], slot[kept], score[kept]
         last = np.append(self._cell[1:] != self._cell[:-1], True)
@@ -100,6 +103,7 @@ class TopFold:
         self._bar.view(-1)[self._cell[at]] = torch.from_numpy(self._score[at]).double()
 
     def result(self) -> Best:
+        self._merge()
         return Best(self._cell // self._groups, self._cell % self._groups, self._slot, self._score)
 
 

@@ -9,6 +9,7 @@ from dualform.query.folds import AttentionScores, Fold, GivenScores, Scores
 from dualform.query.groups import By, Grouping
 from dualform.query.scan import Block
 from dualform.query.scope import Scope
+from dualform.query.search import Search
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,13 @@ class Inquiry:
             scores = self._scores(block)
             for fold in folds:
                 fold.add(block, scores)
+
+    def search(self, k: int, by: By | None, absolute: bool) -> Search | None:
+        """A way to the best slots that reads few keys; None if there is none, or it does not pay yet."""
+        sketch = self.scope.sketches.of(self.layer, len(self.queries)) if self.given is None else None
+        if sketch is None:
+            return None
+        return Search(self.scope.slots(self.layer).keys, sketch, self.scope.members(self.layer, by), k, absolute)
 
     def _scores(self, block: Block) -> Scores:
         return AttentionScores(block, self.queries) if self.given is None else GivenScores(block, self.given)

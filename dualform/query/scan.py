@@ -14,17 +14,14 @@ from dualform.errors import NotRecorded
 from dualform.query.coefficients import ParameterCoefficients, keys_only
 from dualform.query.keys import DenseKeys, Keys, OneHotKeys
 from dualform.query.selection import Selection, decoded
+from dualform.query.stored import StoredKeys, wide, with_keys
 from dualform.store import Layer, Part, Run, Shard
 from dualform.store.packing import unpack
 
 Array = NDArray[Any]
 
 _BLOCK_NUMBERS = 1 << 21  # keys and values of a block together: 8 MB in float32
-
-
-def wide(run: Run) -> torch.dtype:
-    """The precision of all products with a run's keys: at least float32."""
-    return torch.float64 if run.manifest.storage.dtype == "float64" else torch.float32
+_PIECES = 32  # shards of a layer whose steps are kept at hand: 16 bytes a slot
 
 
 @dataclass(frozen=True)
@@ -32,8 +29,8 @@ class _Piece:
     """A layer's slots in one shard."""
 
     shard: Shard
-    layer: Layer
     first_slot: int
+    first_key: int
     steps: Array  # (slots,)
     passes: Array  # (slots,): number of the backward pass within the shard
 
@@ -44,12 +41,11 @@ class Slots:
     def __init__(self, run: Run, layer: Layer, dtype: torch.dtype | None = None) -> None:
         self.run, self.layer = run, layer
         self.dtype = dtype or wide(run)
-        self._key_shards: list[Shard] = [s for _, s in run.chapters() if f"slots/{layer.name}/keys" in s]
-        rows = [s.key_rows(layer.name) for s in self._key_shards]
-        self._key_starts = np.cumsum([0, *rows])  # the first stored key row of each of these shards
+        self._key_shards = with_keys(run, layer)
+        self.keys = StoredKeys(run, layer, self.dtype)
         slots = [s.slots(layer.name) for s in self._key_shards]
         self._slot_starts = np.cumsum([0, *slots])
-        self._piece = lru_cache(maxsize=2)(self._load_piece)
+        self._piece = lru_cache(maxsize=_PIECES)(self._load_piece)
         self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
 
     def __len__(self) -> int:
@@ -58,7 +54,7 @@ class Slots:
     @property
     def stored(self) -> int:
         """Stored keys: fewer than slots where keys that come again are stored once."""
-        return int(self._key_starts[-1])
+        return len(self.keys)
 
     @property
     def indexed(self) -> bool:
@@ -113,20 +109,6 @@ class Slots:
         chosen = [rows.start + np.flatnonzero(mask[rows]) for rows in passes]
         return [self.block(shard, rows) for rows in chosen if len(rows)]
 
-    def stored_keys(self, index: Array) -> tuple[Tensor, Array | None]:
-        """Stored key rows by their number in the run, and their exponents."""
-        name, dtype = f"slots/{self.layer.name}/keys", self.run.manifest.storage.dtype
-        numbers = np.searchsorted(self._key_starts, index, side="right") - 1
-        keys = np.empty((len(index), self.layer.key_width), dtype=dtype)
-        exponents = np.empty(len(index), dtype=np.int16) if dtype == "float16" else None
-        for number in np.unique(numbers):
-            shard, at = self._key_shards[number], numbers == number
-            keys[at] = shard[name][index[at] - self._key_starts[number]]
-            powers = shard.exponents(self.layer.name, "key")
-            if exponents is not None and powers is not None:
-                exponents[at] = powers[index[at] - self._key_starts[number]]
-        return torch.from_numpy(keys), exponents
-
     def _chosen(self, number: int, selection: Selection) -> NDArray[np.bool_]:
         """Which rows of a shard a selection means."""
         kept = self._mask
@@ -139,9 +121,9 @@ class Slots:
     def _load_piece(self, number: int) -> _Piece:
         shard = self._key_shards[number]
         steps, counts = shard.passes(self.layer.name)
-        shard.check_indices(self.layer, int(self._key_starts[number + 1]))
+        shard.check_indices(self.layer, int(self.keys.starts[number + 1]))
         passes = np.repeat(np.arange(len(counts)), counts)
-        return _Piece(shard, self.layer, int(self._slot_starts[number]), steps[passes], passes)
+        return _Piece(shard, int(self._slot_starts[number]), int(self.keys.starts[number]), steps[passes], passes)
 
 
 class Block:
@@ -172,7 +154,7 @@ class Block:
             index = torch.from_numpy(self._piece.shard[f"{self._prefix}/keys"][self._rows, 0].astype(np.int64))
             return OneHotKeys(index, self._of.layer.d_in)
         if f"{self._prefix}/key_index" in self._piece.shard:
-            return DenseKeys(unpack(*self._of.stored_keys(self.key_index), self.wide))
+            return DenseKeys(self._of.keys.take(self.key_rows))
         return DenseKeys(self._unpacked("key"))
 
     @property
@@ -182,9 +164,12 @@ class Block:
         return np.ones(len(self), dtype=np.int64) if visits is None else visits[self._rows]
 
     @property
-    def key_index(self) -> Array:
-        """The stored key of each slot, where there is such an index: see `Slots.indexed`."""
-        return self._piece.shard[f"{self._prefix}/key_index"][self._rows]
+    def key_rows(self) -> Array:
+        """The number of each slot's key among the stored ones."""
+        name = f"{self._prefix}/key_index"
+        if name in self._piece.shard:
+            return self._piece.shard[name][self._rows]
+        return self.slots - self._piece.first_slot + self._piece.first_key
 
     @cached_property
     def values(self) -> Tensor:
@@ -215,4 +200,4 @@ class Block:
             return of.at(self.steps) * self.factors(part)
 
     def tag(self, name: str) -> Array:
-        return decoded(self._piece.shard, self._of.layer.name, name)[self._rows]
+        return decoded(self._piece.shard, self._of.layer.name, name, self._rows)

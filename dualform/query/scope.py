@@ -10,17 +10,20 @@ from dualform.query.coefficients import Ledger, ParameterCoefficients, rule_of
 from dualform.query.groups import AllInOne, By, ByTags, ByTime, Grouping
 from dualform.query.rebuild import Rebuilt, initial_part, rebuild
 from dualform.query.scan import Slots
+from dualform.query.search import Members
 from dualform.query.selection import Selection
+from dualform.query.sketch import Sketches
 from dualform.store import Part, Run
 
 
 class Scope:
     """Hands out slots and groupings; `kept` holds sums that are good for all queries to come."""
 
-    def __init__(self, run: Run, selection: Selection, ledger: Ledger) -> None:
-        self.run, self.selection, self.ledger = run, selection, ledger
+    def __init__(self, run: Run, selection: Selection, ledger: Ledger, sketches: Sketches) -> None:
+        self.run, self.selection, self.ledger, self.sketches = run, selection, ledger, sketches
         self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
         self.grouping = lru_cache(maxsize=64)(self._grouping)
+        self.members = lru_cache(maxsize=8)(self._members)
         self.rebuilt = lru_cache(maxsize=8)(self._rebuilt)
         self.kept: dict[Any, Any] = {}
 
@@ -51,6 +54,9 @@ class Scope:
             return {part: found.initial for part, found in self.rebuilt(layer).items()}
         described, first = self.run.layers[layer], self.run.shards[0]
         return {part: initial_part(self.run, first, described, part, self.coefficients) for part in described.parts}
+
+    def _members(self, layer: str, by: By | int | None) -> Members:
+        return Members.of(self.slots(layer), self.selection, self.grouping(layer, by))
 
     def _grouping(self, layer: str, by: By | int | None) -> Grouping:
         """By tags, by that many stretches of time, or all in one."""

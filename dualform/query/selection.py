@@ -70,13 +70,17 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
 
 def distinct(run: Run, layer: str, tag: str) -> Array:
     """All values a tag takes in a run, sorted."""
-    found = [decoded(shard, layer, tag, unique=True) for _, shard in run.chapters() if shard.slots(layer)]
+    shards = [shard for _, shard in run.chapters() if shard.slots(layer)]
+    found = [_texts(shard, layer, tag, _unique(shard.tag(layer, tag))) for shard in shards]
     return _unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
 
 
-def decoded(shard: Shard, layer: str, tag: str, unique: bool = False) -> Array:
-    """A tag's column in a shard with strings as strings."""
-    column = _unique(shard.tag(layer, tag)) if unique else shard.tag(layer, tag)
+def decoded(shard: Shard, layer: str, tag: str, rows: slice | Array = slice(None)) -> Array:
+    """Some rows of a tag's column in a shard with strings as strings."""
+    return _texts(shard, layer, tag, shard.tag(layer, tag)[rows])
+
+
+def _texts(shard: Shard, layer: str, tag: str, column: Array) -> Array:
     return shard.strings(layer, tag)[column] if shard.info.tags[tag] == "string" else column
 
 

@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.duality import attention_weights
 from dualform.errors import QueryError
 from dualform.query.folds import Factors, Fold, KeySumFold, TotalFold
 from dualform.query.groups import By, Grouping, size
 from dualform.query.inquiry import Inquiry
 from dualform.query.scan import Block, Slots
 from dualform.query.scope import Scope
-from dualform.store.packing import unpack
 
 _MOST = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
 _CHUNK = 4096  # stored keys scored at a time
@@ -56,7 +54,7 @@ class KeyCountFold:
         self.counts = torch.zeros(slots.stored, self._groups, dtype=torch.float64)
 
     def add(self, block: Block, scores: object) -> None:
-        cell = torch.from_numpy(block.key_index * self._groups + self._grouping.codes(block))
+        cell = torch.from_numpy(block.key_rows * self._groups + self._grouping.codes(block))
         factors = self._factors(block) if self._factors else torch.ones(len(block))
         self.counts.view(-1).index_add_(0, cell, factors.double())
 
@@ -65,8 +63,7 @@ class KeyCountFold:
         totals = torch.zeros(self._groups, len(queries), dtype=torch.float64)
         used = torch.nonzero(self.counts.any(dim=1)).flatten()
         for rows in used.split(_CHUNK):
-            keys = unpack(*self._slots.stored_keys(rows.numpy()), queries.dtype)
-            scores = attention_weights(keys, queries).abs_()  # (queries, keys)
+            scores = self._slots.keys.weights(rows.numpy(), queries).abs_()  # (queries, keys)
             totals += (scores @ self.counts[rows].to(queries.dtype)).mT.double()
         return totals
 

@@ -80,9 +80,9 @@ def unpack(rows: Tensor, exponent: Exponents | None, dtype: torch.dtype) -> Tens
     wide = rows.to(dtype)
     if exponent is None or not exponent.any():  # rows of ordinary size are as they were
         return wide
-    return wide.mul_(torch.from_numpy(_power_of_two(exponent))[:, None])
+    return wide.mul_(torch.from_numpy(power_of_two(exponent))[:, None])
 
 
-def _power_of_two(exponent: Exponents) -> NDArray[np.float32]:
+def power_of_two(exponent: Exponents) -> NDArray[np.float32]:
     """Exactly 2**exponent: its bits put together."""
     return ((exponent.astype(np.int32) + 127) << 23).view(np.float32)

@@ -46,7 +46,8 @@ class Shard:
             with path.open("rb") as file:
                 length = int.from_bytes(file.read(8), "little")
                 self._tensors: dict[str, Any] = parsed(file.read(length))
-                self._bytes = np.memmap(file, dtype=np.uint8, mode="c")  # "c": private pages, never written back
+                # "c": private pages, never written back; as a plain array, for a memmap's slices are slow to make
+                self._bytes = np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)
             metadata = self._tensors.pop("__metadata__")
             self.digest = header_digest(self._tensors, metadata["dualform"])
             if metadata["digest"] != self.digest:
@@ -73,7 +74,7 @@ class Shard:
             raise RunError(f"{self.path} has no {name}")
         entry = self._tensors[name]
         begin, end = (self._start + offset for offset in entry["data_offsets"])
-        content = self._bytes[begin:end].view(np.ndarray)
+        content = self._bytes[begin:end]
         if name not in self._checked:
             if zlib.crc32(content.data) != self._checksums.get(name):
                 raise RunError(

@@ -43,6 +43,6 @@ def test_the_same_memory_used_from_several_threads(tmp_path: Path, kind: str) ->
     with ThreadPoolExecutor(8) as threads:
         together = list(threads.map(lambda one: np.array(one[0](memory, model, one[1])), asked))
     for one, other in zip(alone, together, strict=True):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, other, rtol=1e-12)  # found in another way, a sum may round differently
     assert model.training  # and the model is as it was
     assert not any(module._forward_hooks for module in model.modules())

@@ -1,0 +1,105 @@
+"""A sketch of a layer's keys: bounds for all attention weights, at a fraction of the reading.
+
+Keys of a trained network lie close to a few directions. Along those, B (d_in, r), a key x is x B; let rest(x)
+be the length of what they leave out. For any query
+
+    x . q  <=  (x B) . (q B) + rest(x) rest(q)
+
+which is one product with r + 1 numbers in place of d_in, and leaves few keys that may be among the best.
+It holds whatever B is, so directions found from a sample of the keys will do.
+
+Rounding: of both sides together it is at most a multiple of width times eps of |x| |q|. With it under the root of
+both rests, rest(x)^2 = (1 + c) |x|^2 - |x B|^2, their product is larger by at least c |x| |q| (Cauchy-Schwarz).
+"""
+
+from collections import Counter
+from functools import lru_cache
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualform.query.stored import StoredKeys, wide
+from dualform.store import Run
+
+_SAMPLE = 16_384  # keys that the directions are found from
+_ROUNDS = 3  # of subspace iteration
+_FEWEST = 16
+_SHARE = 12  # of a key's width: directions for a sixth of a float16 key's bytes
+_MOST = 1 << 29  # bytes of a sketch
+_SLACK = 16.0
+_FEW = 3  # queries: to make a sketch takes as long as to read the keys for each of them
+
+
+class Sketch:
+    """`bounds(queries)`: no attention weight of a stored key is above its bound."""
+
+    def __init__(self, directions: Tensor, rows: Tensor) -> None:
+        self._directions = directions  # (d_in, r)
+        self._rows = rows  # (r + 1, keys): one row for each direction, and last the rests
+
+    @classmethod
+    def of(cls, keys: StoredKeys, width: int) -> Self | None:
+        """None if it would be too large, or if squares of these keys are beyond what floats can hold."""
+        count = min(width, max(_FEWEST, width // _SHARE), _MOST // (keys.dtype.itemsize * max(len(keys), 1)) - 1)
+        if count < min(width, _FEWEST):
+            return None
+        directions = _directions(keys, width, count)
+        rows = torch.empty(count + 1, len(keys), dtype=keys.dtype)
+        for first, some in keys.pieces():
+            if not _sketch(some, directions, rows[:, first : first + len(some)]):
+                return None
+        return cls(directions, rows)
+
+    def bounds(self, queries: Tensor, absolute: bool, into: Tensor) -> bool:
+        """Fill (queries, keys): above all weights, or above their sizes. False if the queries are beyond floats."""
+        seen = torch.empty(len(self._rows), len(queries), dtype=queries.dtype)
+        if not _sketch(queries, self._directions, seen):
+            return False
+        torch.mm(seen.mT, self._rows, out=into)
+        if absolute:
+            seen[:-1].neg_()
+            torch.maximum(into, seen.mT @ self._rows, out=into)
+        return True
+
+
+def _sketch(vectors: Tensor, directions: Tensor, into: Tensor) -> bool:
+    """Fill (r + 1, vectors): along the directions, and the rest. False if a square is beyond what floats hold."""
+    squares = torch.linalg.vector_norm(vectors, dim=1).square()
+    info = torch.finfo(vectors.dtype)
+    ordinary = (squares >= info.tiny**0.5) & (squares <= info.max**0.5)
+    if not bool(ordinary.all()) and bool(vectors[~ordinary].any()):
+        return False
+    torch.mm(directions.mT, vectors.mT, out=into[:-1])
+    slack = 1 + _SLACK * info.eps * vectors.shape[1]
+    torch.sqrt((slack * squares - into[:-1].square().sum(dim=0)).clamp_min_(0), out=into[-1])
+    return True
+
+
+class Sketches:
+    """Of the layers of a run, for all its views: each is made when its layer has been asked more than a few queries."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._asked: Counter[str] = Counter()
+        self._made = lru_cache(maxsize=None)(self._make)
+
+    def of(self, layer: str, queries: int) -> Sketch | None:
+        """None if it does not pay yet: to make one takes as long as several readings."""
+        self._asked[layer] += queries
+        return self._made(layer) if self._asked[layer] > _FEW else None
+
+    def _make(self, layer: str) -> Sketch | None:
+        found = self._run.layers[layer]
+        return None if found.one_hot else Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in)
+
+
+def _directions(keys: StoredKeys, width: int, count: int) -> Tensor:
+    """Orthonormal ones close to which a sample of the keys lies: (width, count)."""
+    index = np.unique(np.linspace(0, len(keys) - 1, min(_SAMPLE, len(keys))).astype(np.int64))
+    sample = keys.take(index)
+    found = torch.randn(width, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        found = torch.linalg.qr((sample.mT @ (sample @ found.to(keys.dtype))).double()).Q
+    return found.to(keys.dtype)

@@ -1,0 +1,97 @@
+"""The stored key rows of a layer, numbered through all shards: one after the other, or some by their number.
+
+Fresh memory costs more than filling it, so rows are unpacked a thousand at a time into one that is used again.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.store import Layer, Run, Shard
+from dualform.store.packing import TORCH, power_of_two, unpack
+
+Array = NDArray[Any]
+
+_ROWS = 1024  # unpacked at a time: 3 MB of width 800
+
+
+def wide(run: Run) -> torch.dtype:
+    """The precision of all products with a run's keys: at least float32."""
+    return torch.float64 if run.manifest.storage.dtype == "float64" else torch.float32
+
+
+def with_keys(run: Run, layer: Layer) -> list[Shard]:
+    """The shards that have keys of a layer."""
+    return [shard for _, shard in run.chapters() if f"slots/{layer.name}/keys" in shard]
+
+
+class StoredKeys:
+    """Rows of numbers: an embedding's keys, which are indices, are not asked for here."""
+
+    def __init__(self, run: Run, layer: Layer, dtype: torch.dtype) -> None:
+        self._layer, self.dtype = layer, dtype
+        self._shards = with_keys(run, layer)
+        self._stored = TORCH[run.manifest.storage.dtype]
+        self.starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])  # of each shard
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, index: Array) -> Tensor:
+        """Rows by their numbers: (rows, d_in)."""
+        packed = torch.empty(len(index), self._layer.d_in, dtype=self._stored)
+        exponents = np.zeros(len(index), dtype=np.int16)
+        numbers = np.searchsorted(self.starts, index, side="right") - 1
+        for number in np.unique(numbers):
+            rows, powers = self._shard(number)
+            at = np.flatnonzero(numbers == number)
+            within = index[at] - self.starts[number]
+            packed[torch.from_numpy(at)] = rows[torch.from_numpy(within)]
+            if powers is not None:
+                exponents[at] = powers[within]
+        return unpack(packed, exponents, self.dtype)
+
+    def weights(self, index: Array, queries: Tensor) -> Tensor:
+        """The attention weights of rows by their numbers, ascending: (queries, rows)."""
+        found = torch.empty(len(queries), len(index), dtype=queries.dtype)
+        packed = torch.empty(min(_ROWS, len(index)), self._layer.d_in, dtype=self._stored)
+        wide = torch.empty(packed.shape, dtype=queries.dtype)
+        ends = np.searchsorted(index, self.starts)
+        for number in np.flatnonzero(np.diff(ends)).tolist():
+            rows, powers = self._shard(number)
+            for start in range(ends[number], ends[number + 1], _ROWS):
+                stop = min(start + _ROWS, ends[number + 1])
+                within = index[start:stop] - self.starts[number]
+                torch.index_select(rows, 0, torch.from_numpy(within), out=packed[: len(within)])
+                some = wide[: len(within)].copy_(packed[: len(within)])
+                torch.mm(queries, some.mT, out=found[:, start:stop])
+                if powers is not None:
+                    scale(found[:, start:stop], powers[within])
+        return found
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """All rows, some at a time, with the number of the first; each piece takes the place of the one before."""
+        wide = torch.empty(min(_ROWS, len(self)), self._layer.d_in, dtype=self.dtype)
+        for number, first in enumerate(self.starts[:-1].tolist()):
+            packed, powers = self._shard(number)
+            for start in range(0, len(packed), _ROWS):
+                some = packed[start : start + _ROWS]
+                rows = wide[: len(some)].copy_(some)
+                if powers is not None:
+                    scale(rows.mT, powers[start : start + _ROWS])
+                yield first + start, rows
+
+    def _shard(self, number: int) -> tuple[Tensor, Array | None]:
+        """The packed rows of a shard, and their exponents."""
+        shard, layer = self._shards[number], self._layer.name
+        return torch.from_numpy(shard[f"slots/{layer}/keys"]), shard.exponents(layer, "key")
+
+
+def scale(weights: Tensor, exponent: Array) -> None:
+    """Make of the weights (queries, rows) of rows that were divided by powers of two what they had been."""
+    if exponent.any():
+        weights *= torch.from_numpy(power_of_two(exponent))
