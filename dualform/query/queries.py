@@ -69,7 +69,7 @@ def watching(
     """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was."""
     modules = match_modules(model, layers)
     with _one_at_a_time:
-        handles = [watch(modules[name], layer, catch(layer)) for name, layer in layers.items()]
+        handles = [watch(modules[name], layer, catch(layer), lasting=False) for name, layer in layers.items()]
         training = {module: module.training for module in model.modules()}
         try:
             model.eval()

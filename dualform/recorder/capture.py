@@ -104,7 +104,7 @@ class Captures:
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
         self._handles: list[RemovableHandle] = [
-            watch(entry.module, entry.layer, self._on_keys(entry, probe))
+            watch(entry.module, entry.layer, self._on_keys(entry, probe), lasting=True)
             for entry, probe in zip(recorded, probes, strict=True)
         ]
 

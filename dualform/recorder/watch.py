@@ -1,12 +1,13 @@
 """How each kind of layer is watched: its keys on the way forward, the errors at its output on the way back.
 
-    handle = watch(module, layer, on_keys)      # on_keys(keys, precision, followed) may return on_errors
+    handle = watch(module, layer, on_keys, lasting=True)    # on_keys(keys, precision, followed) may return on_errors
 
 A Linear and an Embedding are watched by a forward hook, and their output tensor by a hook of its own: key
 and error are paired by the closure, so in-place activations, repeated calls and checkpointing all pair up.
 An LSTM has taps, since its gates are no tensor that anyone outside would see.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,8 +28,11 @@ def watched_module(modules: Mapping[str, nn.Module], layer: Layer) -> nn.Module 
     return modules.get(layer.name.rpartition(".")[0] if layer.kind == "LSTM" else layer.name)
 
 
-def watch(module: nn.Module, layer: Layer, on_keys: OnKeys) -> RemovableHandle:
-    """Call `on_keys` in every forward pass, and what it returns in the backward pass that follows."""
+def watch(module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
+    """Call `on_keys` in every forward pass, and what it returns in the backward pass that follows.
+
+    What lasts may live to see the model compiled.
+    """
     if isinstance(module, LSTM):
         number = int(layer.name.rpartition(".")[2].removeprefix("l"))
         return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True))  # errors that never come do no harm
@@ -40,6 +44,7 @@ def watch(module: nn.Module, layer: Layer, on_keys: OnKeys) -> RemovableHandle:
         if on_errors is not None and output.requires_grad:
             output.register_hook(on_errors)
 
-    # A compiled model runs the hook as plain Python between two graphs.
-    disabled: Callable[..., None] = torch.compiler.disable(on_forward)
-    return module.register_forward_hook(disabled, with_kwargs=True)
+    hook: Callable[..., None] = on_forward
+    if lasting or "torch._dynamo" in sys.modules:  # to import the compiler for nothing would take seconds
+        hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
+    return module.register_forward_hook(hook, with_kwargs=True)
