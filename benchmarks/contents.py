@@ -15,7 +15,7 @@ from dualform.store import Layer, Run, Shard
 Array = NDArray[Any]
 Bits = tuple[str, tuple[int, ...], bytes]
 
-_OF_SLOTS = ("pass_step", "pass_rows", "factors", "values", "value_exponent", "visits")
+_OF_SLOTS = ("pass_step", "pass_rows", "factors", "value_exponent", "visits")
 
 
 def contents(path: str | Path) -> dict[str, Bits]:
@@ -37,6 +37,8 @@ def _slots(run: Run, layer: Layer, shards: Sequence[Shard]) -> dict[str, Array]:
     prefix = f"slots/{layer.name}"
     names = [f"{prefix}/{name}" for name in _OF_SLOTS if f"{prefix}/{name}" in shards[0]]
     found = {name: _joined(name, shards) for name in names}
+    if run.manifest.storage.values:
+        found[f"{prefix}/values"] = np.concatenate([s.values(layer, slice(0, s.slots(layer.name))) for s in shards])
     index = _key_index(layer, shards)
     for name in ("keys", "key_exponent"):
         if f"{prefix}/{name}" in shards[0]:

@@ -155,7 +155,7 @@ class Block:
             return OneHotKeys(index, self._of.layer.d_in)
         if f"{self._prefix}/key_index" in self._piece.shard:
             return DenseKeys(self._of.keys.take(self.key_rows))
-        return DenseKeys(self._unpacked("key"))
+        return DenseKeys(self._unpacked(self._piece.shard[f"{self._prefix}/keys"][self._rows], "key"))
 
     @property
     def visits(self) -> Array:
@@ -176,13 +176,11 @@ class Block:
         """(slots, d_out)"""
         if f"{self._prefix}/values" not in self._piece.shard:
             raise NotRecorded(f"{keys_only(self._of.run)}: no values")
-        return self._unpacked("value")
+        return self._unpacked(self._piece.shard.values(self._of.layer, self._rows), "value")
 
-    def _unpacked(self, what: str) -> Tensor:
-        shard = self._piece.shard
-        rows = torch.from_numpy(shard[f"{self._prefix}/{what}s"][self._rows])
-        exponents = shard.exponents(self._of.layer.name, what)
-        return unpack(rows, None if exponents is None else exponents[self._rows], self.wide)
+    def _unpacked(self, rows: Array, what: str) -> Tensor:
+        exponents = self._piece.shard.exponents(self._of.layer.name, what)
+        return unpack(torch.from_numpy(rows), None if exponents is None else exponents[self._rows], self.wide)
 
     def product(self, part: Part, values: Tensor) -> Tensor:
         """What values (slots, units) at these slots add up to in a parameter: E^T X, of a bias the sum of E."""

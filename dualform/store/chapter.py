@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.files import Column, neighbours_joined
+from dualform.store.zeros import without_zeros
 
 Array = NDArray[Any]
 
@@ -93,13 +94,22 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     values = [rows.values for _, rows in passes if rows.values is not None]
     exponents = [rows.value_exponent for _, rows in passes if rows.value_exponent is not None]
     if values:
-        columns["values"] = Column(neighbours_joined(values))
+        columns |= _value_columns(neighbours_joined(values))
     if exponents:
         columns["value_exponent"] = Column([np.concatenate(exponents)])
     visits = [rows.visits for _, rows in passes if rows.visits is not None]
     if visits:
         columns["visits"] = Column([np.concatenate(visits)])
     return {f"slots/{layer}/{name}": column for name, column in columns.items()}
+
+
+def _value_columns(values: list[Array]) -> dict[str, Column]:
+    """As they are, or without their zeros."""
+    found = without_zeros(values)
+    if found is None:
+        return {"values": Column(values)}
+    bits, entries = found
+    return {"value_mask": Column(bits), "values": Column(entries)}
 
 
 def tag_column(blocks: list[Array]) -> tuple[Column, list[str] | None]:

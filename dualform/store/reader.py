@@ -20,6 +20,7 @@ from dualform.store.document import parsed, printable
 from dualform.store.format import EXPONENTS, MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
 from dualform.store.sound import check_contents
+from dualform.store.zeros import stored_counts, with_zeros
 
 Array = NDArray[Any]
 
@@ -39,6 +40,7 @@ class Shard:
         self.path = path
         self._checked: set[str] = set()
         self._within: set[tuple[str, int]] = set()
+        self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
             _check_regular(path)
             with safe_open(path, framework="np"):  # the library checks lengths, shapes and offsets
@@ -135,6 +137,32 @@ class Shard:
             self._check_within(self[f"slots/{layer.name}/key_index"], 0, stored, f"slots/{layer.name}/key_index")
         if layer.one_hot:
             self._check_within(self[f"slots/{layer.name}/keys"], 0, layer.d_in, f"slots/{layer.name}/keys")
+
+    def values(self, layer: Layer, rows: slice | Array) -> Array:
+        """Some rows of a layer's values, with their zeros if those were left out: (rows, d_out)."""
+        entries, name = self[f"slots/{layer.name}/values"], f"slots/{layer.name}/value_mask"
+        if name not in self:
+            return entries[rows]
+        starts, bits = self._value_starts(layer), self[name][rows]
+        if isinstance(rows, slice):
+            return with_zeros(bits, entries[starts[rows.start] : starts[rows.stop]], layer.d_out)
+        counts = starts[rows + 1] - starts[rows]
+        # where each row's entries begin, less where they go: the rest is counting on
+        shift = np.repeat(starts[rows] - np.cumsum(counts) + counts, counts)
+        return with_zeros(bits, entries[shift + np.arange(len(shift))], layer.d_out)
+
+    def _value_starts(self, layer: Layer) -> NDArray[np.int64]:
+        """Where the stored entries of each row of values begin, and where the last ones end: (slots + 1,)."""
+        name = f"slots/{layer.name}/value_mask"
+        if name not in self._starts:
+            try:
+                ends = np.cumsum(stored_counts(self[name], layer.d_out))
+            except ValueError as error:
+                raise RunError(f"{self.path} is not a sound shard: {name}: {error}") from None
+            if ends[-1] != len(self[f"slots/{layer.name}/values"]):
+                raise RunError(f"{self.path} is not a sound shard: {name} does not add up to the values")
+            self._starts[name] = np.concatenate([[0], ends])
+        return self._starts[name]
 
     def exponents(self, layer: str, of: str) -> Array | None:
         """The power of two that each row of `key` or `value` was divided by; None: they are as they were."""

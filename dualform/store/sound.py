@@ -111,7 +111,11 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
     if scaled and not layer.one_hot:
         table.take(f"{prefix}/key_exponent", ("I16",), (rows,))
     if storage.values:
-        table.take(f"{prefix}/values", dtype, (slots, layer.d_out))
+        shape: tuple[int, ...] = (slots, layer.d_out)
+        if f"{prefix}/value_mask" in table:
+            table.take(f"{prefix}/value_mask", ("U8",), (slots, -(-layer.d_out // 8)))
+            shape = (table.rows(f"{prefix}/values"),)
+        table.take(f"{prefix}/values", dtype, shape)
     if storage.values and scaled:
         table.take(f"{prefix}/value_exponent", ("I16",), (slots,))
     if storage.merge is not None:
