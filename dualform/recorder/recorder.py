@@ -98,7 +98,7 @@ class Recorder:
         self._tags = Tags(columns)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
-        """The bytes that `steps` steps of `batch` slots each will take, before repeated keys are found or merged."""
+        """The bytes that `steps` steps of `batch` slots each will take at most: repeated keys and zeros are left out later."""
         return estimate(self._manifest, snapshot(self._model, self._optimizers), steps, batch)
 
     def sync(self) -> int:
@@ -262,17 +262,18 @@ class Recorder:
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()
+        if torch.equal(self._print, now):  # NaN never is; infinite weights make gradients that are refused
+            return
         if not torch.isfinite(now).all():
             raise NotFinite(
                 f"step {self.steps}: {name!r} has become NaN or infinite; lower the learning rate or look at the "
                 "optimiser's options. The steps before it are kept"
             )
-        if not torch.equal(self._print, now):
-            raise ParameterChanged(
-                f"step {self.steps}: {name!r} was changed between two optimiser steps (by assignment, "
-                "clamping, averaging, load_state_dict?). Leave its layer out with layers=..., or make the "
-                "change outside of recording. The steps before it are kept"
-            )
+        raise ParameterChanged(
+            f"step {self.steps}: {name!r} was changed between two optimiser steps (by assignment, "
+            "clamping, averaging, load_state_dict?). Leave its layer out with layers=..., or make the "
+            "change outside of recording. The steps before it are kept"
+        )
 
     # Tags, memory, and the state of the recorder itself
 
