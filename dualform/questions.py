@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import QueryError
-from dualform.query.folds import Best, Fold, TopFold, TotalFold, best_of_cells
+from dualform.query.folds import Best, Fold, TopFold, TotalFold
 from dualform.query.groups import By, size
 from dualform.query.inquiry import Inquiry
 from dualform.query.rebuild import OutputFold, output_of
 from dualform.query.scan import Block
 from dualform.query.scope import Scope
 from dualform.query.totals import Sums
+from dualform.query.units import Units, best_units
 from dualform.table import Table
 
 Array = NDArray[Any]
@@ -58,73 +59,63 @@ class Top:
             raise QueryError(f"k must be at least 1, not {self.k}")
         if self.per is None or self.absolute:
             about.scope.need_single_slots("sizes of single weights" if self.per else "single slots")
-        if self.per is None:
-            return None if about.search(self.k, self.by, self.absolute) else self._fold(about)
-        return TotalFold(about.grouping(self.units), len(about.queries), self.absolute)
+        shorter = about.search(self.k, self.by, self.absolute) if self.per is None else self._units(about)
+        return None if shorter else self._fold(about)
 
     @property
-    def units(self) -> By:
+    def units(self) -> tuple[str, ...]:
         """What weights are summed over: slots that share `per`, within the groups of `by`."""
         assert self.per is not None
         by = () if self.by is None else (self.by,) if isinstance(self.by, str) else self.by
         return (self.per, *(name for name in by if name != self.per))
 
     def answer(self, about: Inquiry, fold: Any) -> Table:
-        if self.per is not None:
-            return self._summed(about, fold)
-        best = fold.result() if fold else self._best(about)
-        groups = about.grouping(self.by).columns
+        if self.per is None:
+            return self._of_slots(about, self._best_slots(about, fold))
+        return self._of_units(about, *self._best_units(about, fold))
+
+    def _best_slots(self, about: Inquiry, fold: TopFold | None) -> Best:
+        """By a search, if no fold was fed; should the queries be beyond its arithmetic, all slots are read."""
+        search = None if fold else about.search(self.k, self.by, self.absolute)
+        best: Best = (search and search.best(about.queries)) or (fold or self._read(about)).result()
+        return best
+
+    def _best_units(self, about: Inquiry, fold: TotalFold | None) -> tuple[Best, Array]:
+        """In the same way; and how many slots each has."""
+        units = None if fold else self._units(about)
+        best = units and units.search(self.k).best(about.queries)
+        if units and best:
+            return best, units.seen.of(best.slot)
+        read = fold or self._read(about)
+        best = best_units(read, about.grouping(self.units), self.units[1:], self.k)
+        return best, read.seen.of(best.slot)
+
+    def _units(self, about: Inquiry) -> Units | None:
+        return None if self.absolute else about.units(self.units)
+
+    def _fold(self, about: Inquiry) -> Any:
+        if self.per is None:
+            return TopFold(self.k, about.grouping(self.by), len(about.queries), self.absolute)
+        return TotalFold(about.grouping(self.units), len(about.queries), self.absolute)
+
+    def _read(self, about: Inquiry) -> Any:
+        fold = self._fold(about)
+        about.scan([fold])
+        return fold
+
+    def _of_slots(self, about: Inquiry, best: Best) -> Table:
         facts = lookup(about.scope, about.layer, best.slot)
         columns = {"query": best.query, "score": best.score, "slot": best.slot, **facts}
         if self.by is not None:
-            columns |= {name: values[best.group] for name, values in groups.items()}
+            columns |= {name: values[best.group] for name, values in about.grouping(self.by).columns.items()}
         return Table(columns)
 
-    def _fold(self, about: Inquiry) -> TopFold:
-        return TopFold(self.k, about.grouping(self.by), len(about.queries), self.absolute)
-
-    def _best(self, about: Inquiry) -> Best:
-        """By a search; should the queries be beyond its arithmetic, by reading all slots."""
-        search = about.search(self.k, self.by, self.absolute)
-        best = search.best(about.queries) if search else None
-        if best is None:
-            fold = self._fold(about)
-            about.scan([fold])
-            best = fold.result()
-        return best
-
-    def _summed(self, about: Inquiry, fold: TotalFold) -> Table:
-        """The best units; a unit's facts are those of its first slot."""
-        units = np.flatnonzero(fold.visits)
-        group = np.zeros(len(units), dtype=np.int64)
-        if self.by is not None:
-            columns = about.grouping(self.units).columns
-            for name in self.units[1:]:
-                known, code = np.unique(columns[name][units], return_inverse=True)
-                group = group * len(known) + code.reshape(-1)
-        score = fold.totals[units]  # (units, queries)
-        unit, query = _contenders(score, group, self.k)
-        cell = query * (group.max(initial=0) + 1) + group[unit]
-        found = score[torch.from_numpy(unit), torch.from_numpy(query)].numpy()
-        kept = best_of_cells(cell, fold.first_slot[units[unit]], found, self.k)
-        unit = units[unit[kept]]
-        facts = {"slot": fold.first_slot[unit], **lookup(about.scope, about.layer, fold.first_slot[unit])}
+    def _of_units(self, about: Inquiry, best: Best, visits: Array) -> Table:
+        """A unit's facts are those of its first slot."""
+        facts = {"slot": best.slot, **lookup(about.scope, about.layer, best.slot)}
         for of_one_visit in ("coefficient", *(("slot", "step") if about.scope.run.manifest.storage.merge else ())):
             facts.pop(of_one_visit, None)
-        return Table({"query": query[kept], "score": found[kept], "visits": fold.visits[unit], **facts})
-
-
-def _contenders(score: Tensor, group: Array, k: int) -> tuple[Array, Array]:
-    """The units that may be among the k best of their group, and for which query: few, where units are many."""
-    found = []
-    for number in np.unique(group):
-        members = torch.from_numpy(np.flatnonzero(group == number))
-        of_group = score[members]  # (members, queries)
-        bar = of_group.topk(min(k, len(members)), dim=0).values[-1]  # ties with the last are sorted out later
-        member, query = torch.nonzero(of_group >= bar, as_tuple=True)
-        found.append(torch.stack([members[member], query]))
-    both: Array = torch.cat(found, dim=1).numpy() if found else np.empty((2, 0), dtype=np.int64)
-    return both[0], both[1]
+        return Table({"query": best.query, "score": best.score, "visits": visits, **facts})
 
 
 class _Summed:
@@ -262,8 +253,9 @@ class Answers:
 
     def _inquiries(self, portion: int) -> Iterator[Inquiry]:
         """The queries, so many at a time."""
+        often = self._scope.sketches.pay(self.name, len(self.queries))
         for queries in torch.split(self.queries, portion):
-            yield Inquiry(self._scope, self.name, queries)
+            yield Inquiry(self._scope, self.name, queries, often=often)
 
     def _portion(self, questions: Sequence[Question]) -> int:
         """How many queries are asked at a time: fewer, where each has a sum for every training example."""

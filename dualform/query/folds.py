@@ -122,8 +122,7 @@ class TotalFold:
     def __init__(self, grouping: Grouping, queries: int, absolute: bool, factors: Factors | None = None) -> None:
         self._grouping, self._absolute, self._factors = grouping, absolute, factors
         self.totals = torch.zeros(size(grouping), queries, dtype=torch.float64)
-        self.visits = np.zeros(size(grouping), dtype=np.int64)
-        self.first_slot = np.full(size(grouping), np.iinfo(np.int64).max)
+        self.seen = Visits(size(grouping))
 
     def add(self, block: Block, scores: Scores) -> None:
         codes = self._grouping.codes(block)
@@ -131,19 +130,37 @@ class TotalFold:
         if self._factors:
             weights = weights * self._factors(block).to(weights.dtype)[:, None]
         add_by_group(self.totals, weights, codes)
-        np.add.at(self.visits, codes, block.visits)
+        self.seen.add(block, codes)
+
+
+class Visits:
+    """How many slots each group has, and which is its first."""
+
+    def __init__(self, groups: int) -> None:
+        self.count = np.zeros(groups, dtype=np.int64)
+        self.first_slot = np.full(groups, np.iinfo(np.int64).max)
+
+    def add(self, block: Block, codes: NDArray[np.int64]) -> None:
+        np.add.at(self.count, codes, block.visits)
         np.minimum.at(self.first_slot, codes, block.slots)
+
+    def of(self, first_slots: Array) -> Array:
+        """The counts of the groups whose first slots these are."""
+        order = np.argsort(self.first_slot)
+        return self.count[order[np.searchsorted(self.first_slot, first_slots, sorter=order)]]
 
 
 class KeySumFold:
     """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
 
-    def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
+    def __init__(
+        self, grouping: Grouping, d_in: int, factors: Factors | None = None, dtype: torch.dtype = torch.float64
+    ) -> None:
         self._grouping, self._factors = grouping, factors
-        self.sums = torch.zeros(size(grouping), d_in, dtype=torch.float64)
+        self.sums = torch.zeros(size(grouping), d_in, dtype=dtype)
         self.nonnegative = True
 
-    def add(self, block: Block, scores: Scores) -> None:
+    def add(self, block: Block, scores: Scores | None = None) -> None:
         factors = self._factors(block) if self._factors else None
         block.keys.add_to(self.sums, self._grouping.codes(block), factors)
         self.nonnegative = self.nonnegative and block.keys.nonnegative

@@ -10,6 +10,7 @@ from dualform.query.groups import By, Grouping
 from dualform.query.scan import Block
 from dualform.query.scope import Scope
 from dualform.query.search import Search
+from dualform.query.units import Units
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Inquiry:
     layer: str
     queries: Tensor  # (queries, d_in)
     given: Tensor | None = None  # (slots, queries), of all slots of the layer
+    often: bool = False  # enough has been asked for what takes time and saves time to be made
 
     def grouping(self, by: By | int | None) -> Grouping:
         return self.scope.grouping(self.layer, by)
@@ -35,10 +37,14 @@ class Inquiry:
 
     def search(self, k: int, by: By | None, absolute: bool) -> Search | None:
         """A way to the best slots that reads few keys; None if there is none, or it does not pay yet."""
-        sketch = self.scope.sketches.of(self.layer, len(self.queries)) if self.given is None else None
+        sketch = self.scope.sketches.of(self.layer) if self.often else None
         if sketch is None:
             return None
         return Search(self.scope.slots(self.layer).keys, sketch, self.scope.members(self.layer, by), k, absolute)
+
+    def units(self, by: tuple[str, ...]) -> Units | None:
+        """What shares the first of these tags summed up, by groups of the others; None as above."""
+        return self.scope.units(self.layer, by) if self.often else None
 
     def _scores(self, block: Block) -> Scores:
         return AttentionScores(block, self.queries) if self.given is None else GivenScores(block, self.given)

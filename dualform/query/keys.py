@@ -38,7 +38,7 @@ class Keys(Protocol):
         """(slots, rows of the matrix): sum_j matrix[i, j] x[j] q[j], of a matrix and a query as wide as the columns."""
 
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
-        """Add each key, times its factor, to the sum of its group: (groups, d_in) in float64."""
+        """Add each key, times its factor, to the sum of its group: (groups, d_in)."""
 
 
 class DenseKeys:
@@ -96,11 +96,11 @@ class OneHotKeys:
 
 
 def add_by_group(sums: Tensor, rows: Tensor, codes: NDArray[np.int64]) -> None:
-    """Add each row to the sum of its group: (groups, d), in float64."""
+    """Add each row to the sum of its group: (groups, d)."""
     index = torch.from_numpy(codes)
     if len(sums) <= 256:  # one product with the groups' indicators is quicker than scattered adding
         indicator = torch.zeros(len(sums), len(codes), dtype=rows.dtype)
         indicator[index, torch.arange(len(codes))] = 1
-        sums += (indicator @ rows).double()
+        sums += indicator @ rows
     else:
-        sums.index_add_(0, index, rows.double())
+        sums.index_add_(0, index, rows.to(sums.dtype))

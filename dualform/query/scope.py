@@ -13,6 +13,7 @@ from dualform.query.scan import Slots
 from dualform.query.search import Members
 from dualform.query.selection import Selection
 from dualform.query.sketch import Sketches
+from dualform.query.units import Units
 from dualform.store import Part, Run
 
 
@@ -24,6 +25,7 @@ class Scope:
         self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
         self.grouping = lru_cache(maxsize=64)(self._grouping)
         self.members = lru_cache(maxsize=8)(self._members)
+        self.units = lru_cache(maxsize=8)(self._units)
         self.rebuilt = lru_cache(maxsize=8)(self._rebuilt)
         self.kept: dict[Any, Any] = {}
 
@@ -57,6 +59,9 @@ class Scope:
 
     def _members(self, layer: str, by: By | int | None) -> Members:
         return Members.of(self.slots(layer), self.selection, self.grouping(layer, by))
+
+    def _units(self, layer: str, by: tuple[str, ...]) -> Units | None:
+        return Units.of(self.slots(layer), self.selection, self.grouping(layer, by), by[1:])
 
     def _grouping(self, layer: str, by: By | int | None) -> Grouping:
         """By tags, by that many stretches of time, or all in one."""

@@ -19,7 +19,7 @@ from dualform.query.groups import Grouping, size
 from dualform.query.scan import Slots
 from dualform.query.selection import Selection
 from dualform.query.sketch import Sketch
-from dualform.query.stored import StoredKeys
+from dualform.query.stored import KeyRows
 
 Array = NDArray[Any]
 
@@ -76,7 +76,7 @@ class _Pairs(NamedTuple):
 class Search:
     """`best(queries)` of a layer's slots: the k best of each group. None where these queries have no bounds."""
 
-    keys: StoredKeys
+    keys: KeyRows
     sketch: Sketch
     members: Members
     k: int

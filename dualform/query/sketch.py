@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.query.stored import StoredKeys, wide
+from dualform.query.stored import KeyRows, StoredKeys, wide
 from dualform.store import Run
 
 _SAMPLE = 16_384  # keys that the directions are found from
@@ -40,7 +40,7 @@ class Sketch:
         self._rows = rows  # (r + 1, keys): one row for each direction, and last the rests
 
     @classmethod
-    def of(cls, keys: StoredKeys, width: int) -> Self | None:
+    def of(cls, keys: KeyRows, width: int) -> Self | None:
         """None if it would be too large, or if squares of these keys are beyond what floats can hold."""
         count = min(width, max(_FEWEST, width // _SHARE), _MOST // (keys.dtype.itemsize * max(len(keys), 1)) - 1)
         if count < min(width, _FEWEST):
@@ -83,19 +83,19 @@ class Sketches:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._asked: Counter[str] = Counter()
-        self._made = lru_cache(maxsize=None)(self._make)
+        self.of = lru_cache(maxsize=None)(self._make)
 
-    def of(self, layer: str, queries: int) -> Sketch | None:
-        """None if it does not pay yet: to make one takes as long as several readings."""
+    def pay(self, layer: str, queries: int) -> bool:
+        """Whether to make one for these queries, after those before: it takes as long as several readings."""
         self._asked[layer] += queries
-        return self._made(layer) if self._asked[layer] > _FEW else None
+        return self._asked[layer] > _FEW
 
     def _make(self, layer: str) -> Sketch | None:
         found = self._run.layers[layer]
         return None if found.one_hot else Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in)
 
 
-def _directions(keys: StoredKeys, width: int, count: int) -> Tensor:
+def _directions(keys: KeyRows, width: int, count: int) -> Tensor:
     """Orthonormal ones close to which a sample of the keys lies: (width, count)."""
     index = np.unique(np.linspace(0, len(keys) - 1, min(_SAMPLE, len(keys))).astype(np.int64))
     sample = keys.take(index)

@@ -4,7 +4,7 @@ Fresh memory costs more than filling it, so rows are unpacked a thousand at a ti
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,6 +29,24 @@ def with_keys(run: Run, layer: Layer) -> list[Shard]:
     return [shard for _, shard in run.chapters() if f"slots/{layer.name}/keys" in shard]
 
 
+class KeyRows(Protocol):
+    """Keys that are rows of numbers, wherever they are."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Array) -> Tensor:
+        """Rows by their numbers: (rows, d_in)."""
+
+    def weights(self, index: Array, queries: Tensor) -> Tensor:
+        """The attention weights of rows by their numbers, ascending: (queries, rows)."""
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """All rows, some at a time, with the number of the first; the next piece may take the place of the last."""
+
+
 class StoredKeys:
     """Rows of numbers: an embedding's keys, which are indices, are not asked for here."""
 
@@ -42,7 +60,6 @@ class StoredKeys:
         return int(self.starts[-1])
 
     def take(self, index: Array) -> Tensor:
-        """Rows by their numbers: (rows, d_in)."""
         packed = torch.empty(len(index), self._layer.d_in, dtype=self._stored)
         exponents = np.zeros(len(index), dtype=np.int16)
         numbers = np.searchsorted(self.starts, index, side="right") - 1
@@ -56,7 +73,6 @@ class StoredKeys:
         return unpack(packed, exponents, self.dtype)
 
     def weights(self, index: Array, queries: Tensor) -> Tensor:
-        """The attention weights of rows by their numbers, ascending: (queries, rows)."""
         found = torch.empty(len(queries), len(index), dtype=queries.dtype)
         packed = torch.empty(min(_ROWS, len(index)), self._layer.d_in, dtype=self._stored)
         wide = torch.empty(packed.shape, dtype=queries.dtype)
@@ -74,7 +90,6 @@ class StoredKeys:
         return found
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        """All rows, some at a time, with the number of the first; each piece takes the place of the one before."""
         wide = torch.empty(min(_ROWS, len(self)), self._layer.d_in, dtype=self.dtype)
         for number, first in enumerate(self.starts[:-1].tolist()):
             packed, powers = self._shard(number)

@@ -98,7 +98,7 @@ class Recorder:
         self._tags = Tags(columns)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
-        """The bytes that `steps` steps of `batch` slots each will take at most: repeated keys and zeros are left out later."""
+        """The bytes that `steps` steps of `batch` slots each take, before repeated keys and zeros are left out."""
         return estimate(self._manifest, snapshot(self._model, self._optimizers), steps, batch)
 
     def sync(self) -> int:

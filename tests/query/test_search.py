@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dualform
 from dualform.memory import Memory
 from dualform.query import search, sketch
+from dualform.query.inquiry import Inquiry
 from dualform.query.sketch import Sketch
 from dualform.query.stored import StoredKeys, wide
 from dualform.store import Run
@@ -20,13 +21,14 @@ from dualform.store import Run
 WIDTH = 48
 
 
-def remember(path: Path, keys: Tensor, labels: Tensor, dtype: str, sync: int = 3) -> Memory:
+def remember(path: Path, keys: Tensor, labels: Tensor, dtype: str, sync: int = 3, ids: Tensor | None = None) -> Memory:
     """A run whose only layer was given these keys, some at a time."""
+    ids = torch.arange(len(keys)) if ids is None else ids
     layer = nn.Linear(keys.shape[1], 2).to(keys.dtype)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with dualform.record(nn.Sequential(layer), optimizer, path, dtype=dtype) as recorder:
-        for number, (some, label) in enumerate(zip(keys.split(16), labels.split(16), strict=True)):
-            recorder.tag(label=label)
+        for number, (some, label, own) in enumerate(zip(keys.split(16), labels.split(16), ids.split(16), strict=True)):
+            recorder.tag(label=label, id=own)
             optimizer.zero_grad()
             (layer(some) / (some.abs().max() or 1.0)).sum().backward()
             optimizer.step()
@@ -75,7 +77,7 @@ def test_the_best_are_those_of_a_look_at_every_slot(
         patch.setattr(sketch, "_FEWEST", 8)  # so that there is a rest
         patch.setattr(search, "_BOUNDS", portion)
         table = memory.attend({"0": queries})["0"].top(k, by=by, absolute=absolute)
-        assert memory._sketches.of("0", 1) is not None
+        assert memory._sketches.of("0") is not None
     for query in range(len(queries)):
         for label in [None] if by is None else sorted(set(labels.tolist())):
             chosen = np.ones(len(keys), dtype=bool) if label is None else labels.numpy() == label
@@ -111,12 +113,36 @@ def test_a_key_that_comes_again_ties_and_the_earlier_slot_is_first(tmp_path: Pat
     keys = close_to_few_directions(60, seed=1).repeat(3, 1)
     memory = remember(tmp_path / "run", keys, torch.zeros(len(keys)).long(), "float16")
     asked = memory.attend({"0": close_to_few_directions(5, seed=2)})["0"]
-    assert memory._sketches.of("0", 5) is not None
+    assert memory._sketches.of("0") is not None
     table = asked.top(9)
     for query in range(5):
         slots = table.where(query=query)["slot"]
         assert (slots[0::3] + 60).tolist() == slots[1::3].tolist()
         assert (slots[1::3] + 60).tolist() == slots[2::3].tolist()
+
+
+@settings(max_examples=15, deadline=None)
+@given(keys=some_keys(), k=st.integers(1, 5), by=st.sampled_from([None, "label"]), until=st.integers(0, 5))
+def test_examples_summed_up_once_score_as_their_slots_do(keys: Tensor, k: int, by: str | None, until: int) -> None:
+    labels, queries = torch.arange(len(keys)) % 4, torch.randn(3, WIDTH, dtype=torch.float64)
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        memory = remember(Path(directory) / "run", keys.double(), labels, "float64", ids=torch.arange(len(keys)) % 7)
+        view = memory.until(min(until, memory.steps))
+        patch.setattr(sketch, "_FEW", 1000)
+        read = view.attend({"0": queries})["0"].top(k, by=by, per="id")
+        patch.setattr(sketch, "_FEW", 0)
+        patch.setattr(Inquiry, "scan", lambda _, folds: folds and pytest.fail("the slots were read again"))
+        for _ in range(2):
+            summed = view.attend({"0": queries})["0"].top(k, by=by, per="id")
+            assert summed.columns == read.columns
+            slack = 1e-9 * float(keys.abs().max())
+            np.testing.assert_allclose(summed["score"], read["score"], rtol=1e-9, atol=slack)
+            for row in summed.rows():  # equal scores may come in any order, but each is that of its own example
+                own = (np.arange(len(keys)) % 7 == row["id"])[: 16 * view.steps]
+                own &= by is None or (labels.numpy() == row["label"])[: 16 * view.steps]
+                assert row["visits"] == own.sum()
+                score = float((keys[: 16 * view.steps][torch.from_numpy(own)].double() @ queries[row["query"]]).sum())
+                np.testing.assert_allclose(row["score"], score, rtol=1e-9, atol=slack)
 
 
 def test_few_keys_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
