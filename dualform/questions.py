@@ -205,7 +205,8 @@ def lookup(scope: Scope, layer: str, slots: Array) -> dict[str, Array]:
     if scope.run.manifest.storage.values and not scope.elementwise(layer):
         part = scope.run.layers[layer].trained[0]
         of = scope.coefficients[part.parameter]
-        columns["coefficient"] = column(lambda block: block.coefficients(part, of))
+        with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
+            columns["coefficient"] = of.at(columns["step"]) * column(lambda block: block.factors(part))
     return columns | {tag: column(lambda block, tag=tag: block.tag(tag)) for tag in scope.run.tags}  # type: ignore[misc]
 
 

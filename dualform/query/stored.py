@@ -76,18 +76,26 @@ class StoredKeys:
         found = torch.empty(len(queries), len(index), dtype=queries.dtype)
         packed = torch.empty(min(_ROWS, len(index)), self._layer.d_in, dtype=self._stored)
         wide = torch.empty(packed.shape, dtype=queries.dtype)
+        for start in range(0, len(index), _ROWS):
+            numbers = index[start : start + _ROWS]
+            exponents = self._gather(numbers, packed)
+            rows = wide[: len(numbers)].copy_(packed[: len(numbers)])
+            torch.mm(queries, rows.mT, out=found[:, start : start + _ROWS])
+            scale(found[:, start : start + _ROWS], exponents)
+        return found
+
+    def _gather(self, index: Array, into: Tensor) -> Array:
+        """Copy packed rows by their numbers, ascending, and return their exponents."""
+        exponents = np.zeros(len(index), dtype=np.int16)
         ends = np.searchsorted(index, self.starts)
         for number in np.flatnonzero(np.diff(ends)).tolist():
             rows, powers = self._shard(number)
-            for start in range(ends[number], ends[number + 1], _ROWS):
-                stop = min(start + _ROWS, ends[number + 1])
-                within = index[start:stop] - self.starts[number]
-                torch.index_select(rows, 0, torch.from_numpy(within), out=packed[: len(within)])
-                some = wide[: len(within)].copy_(packed[: len(within)])
-                torch.mm(queries, some.mT, out=found[:, start:stop])
-                if powers is not None:
-                    scale(found[:, start:stop], powers[within])
-        return found
+            here = slice(ends[number], ends[number + 1])
+            within = index[here] - self.starts[number]
+            torch.index_select(rows, 0, torch.from_numpy(within), out=into[here])
+            if powers is not None:
+                exponents[here] = powers[within]
+        return exponents
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
         wide = torch.empty(min(_ROWS, len(self)), self._layer.d_in, dtype=self.dtype)

@@ -1,11 +1,11 @@
 """Opens a run: the manifest and the longest valid prefix of its shards, as memory maps.
 
 Opening reads headers and sizes only; the bytes of a tensor are checked when it is first asked for, so that a
-damaged one is never taken for an answer. No torch here, so that asking a run what it is costs nothing.
+damaged one is never taken for an answer. Slots are mostly read from the first shard to the last, so while those of
+one are used, those of the next are checked. No torch here, so that asking a run what it is costs nothing.
 """
 
 import stat
-import zlib
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
+from dualform.store.ahead import WORTH, Checksum
 from dualform.store.document import parsed, printable
 from dualform.store.format import EXPONENTS, MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
@@ -38,7 +39,9 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.following: Shard | None = None  # in its run
         self._checked: set[str] = set()
+        self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
@@ -74,21 +77,38 @@ class Shard:
     def __getitem__(self, name: str) -> Array:
         if name not in self._tensors:
             raise RunError(f"{self.path} has no {name}")
-        entry = self._tensors[name]
-        begin, end = (self._start + offset for offset in entry["data_offsets"])
-        content = self._bytes[begin:end]
+        entry, content = self._tensors[name], self._content(name)
         if name not in self._checked:
-            if zlib.crc32(content.data) != self._checksums.get(name):
-                raise RunError(
-                    f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
-                    "remove it and those after it: what comes before is a run"
-                )
-            self._checked.add(name)
+            self._check(name)
         try:
             array: Array = content.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
         except (KeyError, ValueError, OverflowError) as error:  # unknown dtypes, empty tensors of absurd shapes
             raise RunError(f"{self.path} is not a sound shard: {name} cannot be read: {error}") from None
         return array if array.flags.aligned else array.copy()
+
+    def _content(self, name: str) -> Array:
+        begin, end = (self._start + offset for offset in self._tensors[name]["data_offsets"])
+        return self._bytes[begin:end]
+
+    def _check(self, name: str) -> None:
+        """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
+        checksum = self._begun.pop(name, None) or Checksum(self._content(name).data)
+        if checksum.result() != self._checksums.get(name):
+            raise RunError(
+                f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
+                "remove it and those after it: what comes before is a run"
+            )
+        self._checked.add(name)
+        if self.following is not None and name.startswith("slots/"):  # of a state, mostly one alone is asked for
+            self.following.expect(name)
+
+    def expect(self, name: str) -> None:
+        """Begin to check a tensor, if it is there and large: what is found is told to who asks for it."""
+        if name in self and name not in self._checked and name not in self._begun:
+            content = self._content(name)
+            if content.nbytes >= WORTH:
+                self._begun[name] = Checksum(content.data)
+                self._begun[name].begin()
 
     def dtype(self, name: str) -> str:
         """safetensors' name of the dtype: numpy has none for bfloat16, whose bits come as uint16."""
@@ -228,6 +248,8 @@ class Run:
             except RunError as error:
                 self.unread = str(error)
                 break
+            if self.shards:
+                self.shards[-1].following = shard
             self.shards.append(shard)
             if self._has_slots(shard):
                 self.tags = shard.info.tags
