@@ -1,21 +1,18 @@
 """The claim: recording the paper's MNIST run costs little, and no more memory the longer it runs.
 
-    python -m benchmarks.recording --data data --steps 3000
+    python -m benchmarks.recording --data data
 
 Two equal networks (an MLP 784-800-800-10, batches of 128, SGD with momentum, clipped gradients) are trained
 on the same batches in one process, one plain, one recorded, in turns of 500 steps. A recorded turn ends
 with `recorder.sync()`, so that everything it recorded is on the disk before its time is taken and nothing
 of it is paid by the plain turn that follows. `record_overhead` is the median over all turns of the time of
-a recorded turn over that of the plain one before it: a busy machine is busy for both. `bytes_ratio`
-compares the run's bytes with its keys and values as raw float32. `rss_mb` is how far resident memory had
-grown at most by a quarter, by half and by the end of the run.
+a recorded turn over that of the plain one before it: a busy machine is busy for both. `bytes_ratio_synced`
+compares the run's bytes, snapshots at the end of every turn among them, with its keys and values as raw
+float32. `rss_mb` is how far resident memory had grown at most by a quarter, by half and by the end of the run.
 
 Pixels come from DIR/mnist (the IDX files; --data or DUALFORM_DATA), else they are random.
 """
 
-import argparse
-import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dualform
+from benchmarks.command import run
 from dualform.datasets import catalogue
 from dualform.datasets.images import standardised
 from dualform.experiments.loops import epochs
@@ -104,7 +102,12 @@ class Loop:
         return times
 
 
-def measure(data: Data, steps: int, dtype: str) -> dict[str, Any]:
+def measure(data: Path | None, quick: bool) -> dict[str, Any]:
+    """As the claim has it."""
+    return compare(noise() if data is None else mnist(data), 1000 if quick else 3000)
+
+
+def compare(data: Data, steps: int, dtype: str = "float16") -> dict[str, Any]:
     """Plain and recorded turns; the first of each, to warm up, is not counted."""
     plain_loop, recorded_loop, process = Loop.fresh(), Loop.fresh(), psutil.Process()
     batches = list(data.batches(steps + _TURN))
@@ -131,7 +134,7 @@ def measure(data: Data, steps: int, dtype: str) -> dict[str, Any]:
         "record_overhead": median(ratios),
         "record_overheads": sorted(ratios),
         "bytes": size,
-        "bytes_ratio": size / raw,
+        "bytes_ratio_synced": size / raw,
         "plain_ms": _per_step(plain),
         "recorded_ms": _per_step(recorded),
         "rss_mb": [max(rss[: 1 + int(q * (len(rss) - 1))]) for q in (0.25, 0.5, 1.0)],
@@ -148,7 +151,7 @@ def _per_step(times: list[float]) -> dict[str, float]:
     return {"min": 1e3 * min(times), "median": 1e3 * middle, "spread": 1e3 * (high - low)}
 
 
-def _report(found: dict[str, Any]) -> str:
+def report(found: dict[str, Any]) -> str:
     def step(name: str) -> str:
         return "min {min:.2f}, median {median:.2f}, between quartiles {spread:.2f} ms a step".format(**found[name])
 
@@ -160,23 +163,12 @@ def _report(found: dict[str, Any]) -> str:
             f"recorded  {step('recorded_ms')}",
             f"overhead  {found['record_overhead']:.3f} times the plain turn, the median of "
             f"{', '.join(f'{ratio:.3f}' for ratio in found['record_overheads'])}",
-            f"on disk   {found['bytes'] / 1e6:,.0f} MB, {found['bytes_ratio']:.3f} of raw float32 keys and values",
+            f"on disk   {found['bytes'] / 1e6:,.0f} MB, {found['bytes_ratio_synced']:.3f} of raw float32 keys and "
+            "values, snapshots of every turn among them",
             f"memory    grown by {quarter:.0f} MB at a quarter, {half:.0f} at half, {end:.0f} at the end",
         ]
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recording", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--dtype", default="float16", choices=["float16", "float32", "float64"])
-    parser.add_argument("--data", default=os.environ.get("DUALFORM_DATA"), help="a directory with mnist/ in it")
-    parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-    options = parser.parse_args()
-    data = noise() if options.data is None else mnist(Path(options.data))
-    found = measure(data, options.steps, options.dtype)
-    print(json.dumps(found, indent=1) if options.json else _report(found))
-
-
 if __name__ == "__main__":
-    main()
+    run("recording", __doc__, measure, report)
