@@ -32,12 +32,21 @@ LSTM = Layer(
         Part("lstm.bias_hh_l0", None, None),
     ),
 )  # fmt: skip
+WIDE = Layer("wide", "Linear", 3, 70, (Part("wide.weight", (0, 3), 0),))  # wide enough to leave zeros out
 TAGS = {"label": "int", "task": "string", "weight": "float", "odd": "bool"}
 
 
 def numbers(*shape: int, seed: int) -> Array:
     """Multiples of 1/4 between -1 and 1."""
     found: Array = ((np.arange(np.prod(shape)) * 7 + seed * 5) % 9 - 4).reshape(shape) / 4
+    return found
+
+
+def with_units_off(values: Array, step: int) -> Array:
+    """As behind a ReLU: the first slot without what is negative, the second with ever more units off, at last all."""
+    found = values.copy()
+    found[0] = np.maximum(values[0], 0)
+    found[1, : 30 * step] = 0
     return found
 
 
@@ -58,6 +67,7 @@ def rows(layer: Layer, step: int, storage: Storage) -> tuple[Rows, Array, Array]
     """A backward pass of two slots, and what its keys and values are as matrices; the last step was scaled."""
     exponent = np.array([0, -step], dtype=np.int16) if storage.dtype == "float16" else None
     values = numbers(2, layer.d_out, seed=step)
+    values = with_units_off(values, step) if layer == WIDE else values
     if layer.one_hot:
         keys = np.array([[step], [0]], dtype=np.int32)
         matrix = np.eye(layer.d_in)[keys[:, 0]]
@@ -155,6 +165,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "sgd": lambda path: trained(path, "SGD", "float16", sgd, FC, EMBEDDING, LSTM),
     "adam": lambda path: trained(path, "Adam", "float32", adam, FC),
     "merged": merged,
+    "zeros": lambda path: trained(path, "SGD", "float16", sgd, WIDE),
 }
 
 

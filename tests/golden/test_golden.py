@@ -49,6 +49,11 @@ def test_they_are_read_and_answer_as_they_did(version: int, name: str) -> None:
     assert_same(ask(HERE / f"{version}/{name}"), saved)
 
 
+def test_one_of_them_is_without_its_zeros() -> None:
+    _, *chapters = Run(HERE / "1/zeros").shards
+    assert all("slots/wide/value_mask" in shard for shard in chapters)
+
+
 @pytest.mark.parametrize("name", RUNS)
 def test_the_same_steps_are_written_as_the_same_bytes(tmp_path: Path, name: str) -> None:
     RUNS[name](tmp_path / name)

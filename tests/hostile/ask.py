@@ -98,8 +98,10 @@ def _further(layer: LayerSpotlight, memory: Memory) -> Iterator[tuple[str, Quest
     yield "total", lambda: layer.total(absolute=True)
     yield "valued", lambda: layer.total(absolute=True, valued=True)
     yield "timeline of sizes", lambda: layer.timeline(3, absolute=True)
-    yield "weights", lambda: {name: one.tolist() for name, one in memory.weights(layer.name).items()}
+    yield "weights", lambda: _weights(memory, layer.name)
     yield "slots", lambda: memory.slots(layer.name)
+    if "i" in memory.tags:  # every other row of a shard
+        yield "weights without i", lambda: _weights(memory.without(i=0), layer.name)
     width = memory._run.layers[layer.name].d_out
     yield "contribution", lambda: layer.contribution(torch.ones(width)).top(2)
     yield "effective", lambda: layer.effective(0).total()
@@ -115,6 +117,10 @@ def _further(layer: LayerSpotlight, memory: Memory) -> Iterator[tuple[str, Quest
     yield "printed", lambda: repr(memory)
     if layer.name == "0" and memory.layers == ["0"]:
         yield "asked with a model", lambda: _with_a_model(memory, layer)
+
+
+def _weights(memory: Memory, layer: str) -> dict[str, Any]:
+    return {name: one.tolist() for name, one in memory.weights(layer).items()}
 
 
 def _with_a_model(memory: Memory, layer: LayerSpotlight) -> Any:

@@ -9,9 +9,10 @@ from typing import Any
 
 from tests.hostile.documents import DOCUMENTS
 from tests.hostile.layers import LAYERS, STEPS
+from tests.hostile.masks import MASKS
 from tests.hostile.tensors import NUMBERS
 
-SIGNED = [*DOCUMENTS, *LAYERS, *STEPS, *NUMBERS]
+SIGNED = [*DOCUMENTS, *LAYERS, *STEPS, *NUMBERS, *MASKS]
 
 NO_FILES_OF_ITS_OWN: Sequence[Any] = (
     "../outside.npy", "../../etc/passwd", "/etc/passwd", "/dev/zero", "a/b.npy", "a\\b.npy", "C:x.npy", "", ".", "..",

@@ -3,24 +3,31 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import dualform
+from dualform.store import zeros
 
 _STEPS = 3  # one in the shard after the first, two in the last
+_HOWEVER_NARROW = mock.patch.object(zeros, "_NARROW", 1)  # zeros are left out of layers of few outputs, too
 
 
+@_HOWEVER_NARROW
 def smallest(path: Path) -> None:
-    """As few bytes as a run can have that still has momentum, exponents, a text tag and two chapters."""
+    """As few bytes as a run can have that still has momentum, exponents, a text tag and two chapters.
+
+    In the last one a value is zero, and left out.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1, 1, bias=False))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with dualform.record(model, optimizer, path) as recorder:
         for number in range(2):
             recorder.tag(i=number, s=["a", "b"])
-            _step(model, optimizer, torch.randn(2, 1))
+            _step(model, optimizer, torch.randn(2, 1) * torch.tensor([[1.0], [1.0 - number]]))
             if not number:
                 recorder.sync()
 
@@ -45,6 +52,23 @@ def adagrad(path: Path) -> None:
 def nadam(path: Path) -> None:
     """Replayed with most numbers in a ledger line."""
     _elementwise(path, "NAdam")
+
+
+@_HOWEVER_NARROW
+def relu(path: Path) -> None:
+    """Values without their zeros, and bits to spare in the last byte of a row."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 9), nn.ReLU())
+    _train(path, model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), lambda: torch.randn(2, 2))
+
+
+def widest(path: Path) -> None:
+    """One step of a layer whose values take much room, but for their zeros."""
+    model = nn.Sequential(nn.Linear(1, 1 << 17, bias=False), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, path) as recorder:
+        recorder.tag(i=torch.arange(2))
+        _step(model, optimizer, torch.ones(2, 1))
 
 
 def lstm(path: Path) -> None:
@@ -77,7 +101,7 @@ def keys_only(path: Path) -> None:
 
 
 RUNS: Mapping[str, Callable[[Path], None]] = {
-    made.__name__: made for made in (linear, adam, adagrad, nadam, lstm, embedding, merged, keys_only)
+    made.__name__: made for made in (linear, relu, adam, adagrad, nadam, lstm, embedding, merged, keys_only)
 }
 
 

@@ -1,6 +1,6 @@
 """Tensors of other dtypes and shapes, and numbers that point nowhere, never end or are none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -50,7 +50,9 @@ def _with(run: str, what: str, name: str, tensor: Any) -> Case:
 
 
 FLOATS = (np.nan, np.inf, -np.inf, 1e308, -1.0, 0.0, 1.0)
+BYTES = (0, 1, 0x7F, 0x80, 0xFF)
 INTEGERS = (-1, 0, 1, 2, 7, 2**15 - 1, -(2**15), 2**31, 2**62, 2**63 - 1, -(2**63))
+_TROUBLE: dict[str, Sequence[float]] = {"f": FLOATS, "i": INTEGERS, "u": BYTES}  # by numpy's kinds of numbers
 
 
 def number_cases(run: str, shard: int, tensors: dict[str, Any]) -> Iterator[Case]:
@@ -60,7 +62,7 @@ def number_cases(run: str, shard: int, tensors: dict[str, Any]) -> Iterator[Case
             yield Case(
                 f"{name} = 2 for true", partial(poke_byte, shard, name, 2), file_of_shard(shard), run, refused=False
             )
-        for value in FLOATS if tensor.dtype.kind == "f" else INTEGERS if tensor.dtype.kind == "i" else ():
+        for value in _TROUBLE.get(tensor.dtype.kind, ()):
             for at in range(tensor.size):
                 edit = partial(poke_number, shard, name, value, at)
                 yield Case(f"{name}[{at}] = {value}", edit, file_of_shard(shard), run, refused=False)

@@ -15,14 +15,15 @@ import torch
 import dualform
 from dualform.cli.models import own_file, read
 from dualform.errors import QueryError
-from tests.hostile.ask import blamed, escaped, everything
+from tests.hostile.ask import Refused, blamed, escaped, everything
 from tests.hostile.bounds import in_no_time, little_memory
 from tests.hostile.cases import NO_FILES_OF_ITS_OWN, SIGNED
 from tests.hostile.documents import info_cases, manifest_cases
-from tests.hostile.edits import FILES, SECOND, Case
+from tests.hostile.edits import FILES, SECOND, Case, Edit
 from tests.hostile.files import FILES_AS_THEY_ARE, FileCase
 from tests.hostile.forge import Forged
-from tests.hostile.runs import RUNS
+from tests.hostile.masks import AS_GOOD, take_a_bit_each, with_its_zeros
+from tests.hostile.runs import RUNS, widest
 from tests.hostile.tensors import number_cases, tensor_cases
 from tests.tally import TRIED
 
@@ -96,6 +97,38 @@ def test_every_tensor(run: str, sound: dict[str, Forged], tmp_path: Path) -> Non
 def test_every_number(run: str, shard: int, sound: dict[str, Forged], tmp_path: Path) -> None:
     family = number_cases(run, shard, sound[run].shards[shard].tensors)
     assert not wrong_in(family, 23, sound, tmp_path / "run")
+
+
+def answers_but_for_sizes(forged: Forged, path: Path) -> dict[str, str | Refused]:
+    forged.write(path)
+    with little_memory():
+        return {name: one for name, one in everything(path).items() if name not in ("info", "lines")}
+
+
+@pytest.mark.parametrize("edit", AS_GOOD.values(), ids=AS_GOOD)
+def test_values_without_their_zeros_are_read_as_those_with_them(
+    edit: Edit, sound: dict[str, Forged], tmp_path: Path
+) -> None:
+    forged = deepcopy(sound["relu"])
+    edit(forged)
+    found = answers_but_for_sizes(forged, tmp_path / "run")
+    for shard in forged.shards:
+        with_its_zeros(shard)
+    assert found == answers_but_for_sizes(forged, tmp_path / "run")
+    assert not blamed(found)
+    TRIED[_RUNS] += 1
+
+
+def test_zeros_take_no_more_memory_than_a_block(tmp_path: Path) -> None:
+    widest(tmp_path / "run")
+    forged = Forged.of(tmp_path / "run")
+    take_a_bit_each(forged, 1_000)  # half a gigabyte with their zeros
+    forged.write(tmp_path / "run")
+    memory = dualform.load(tmp_path / "run")
+    with little_memory(256 << 20):
+        unmoved = memory.weights("0")["0.weight"]
+        torch.testing.assert_close(memory.where(i=0).weights("0")["0.weight"], unmoved, rtol=0, atol=0)
+    torch.testing.assert_close(unmoved, memory.until(0).weights("0")["0.weight"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("case", FILES_AS_THEY_ARE, ids=lambda case: case.name)

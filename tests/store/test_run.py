@@ -1,14 +1,18 @@
 """Runs on disk: their longest valid prefix, foreign and damaged files, the pinned format."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file
 from torch import nn
@@ -17,6 +21,8 @@ import dualform
 from dualform.errors import RunError, RunExists
 from dualform.store import Run
 from tests.recorder.loops import network, record, sgd, step
+
+Array = NDArray[Any]
 
 COLUMNS = ("factors", "keys", "pass_rows", "pass_step", "values")
 
@@ -66,13 +72,10 @@ def test_a_run_is_files_anyone_can_read(run: Path) -> None:
     assert info["strings"]["0/task"] == ["b"]
 
 
-def test_the_gradient_can_be_rebuilt_with_nothing_but_numpy(run: Path) -> None:
+def after_two_steps(birth: Mapping[str, Array], chapter: Mapping[str, Array], values: Array) -> Array:
     """What docs/format.md promises: W_2 = W_0 + sum of coefficients times E^T X."""
-    birth, chapter = load_file(shard(run, 0)), load_file(shard(run, 1))
     keys = chapter["slots/0/keys"][chapter["slots/0/key_index"]]
-    weighted = chapter["slots/0/values"] * np.repeat(
-        chapter["slots/0/factors"][:, :1], chapter["slots/0/pass_rows"], axis=0
-    )
+    weighted = values * np.repeat(chapter["slots/0/factors"][:, :1], chapter["slots/0/pass_rows"], axis=0)
     step_of_slot = np.repeat(chapter["slots/0/pass_step"], chapter["slots/0/pass_rows"])
     lr, momentum = chapter["ledger/0.weight"][0, 1:3]
     weight, velocity = birth["state/parameters/0.weight"].copy(), 0.0
@@ -80,6 +83,35 @@ def test_the_gradient_can_be_rebuilt_with_nothing_but_numpy(run: Path) -> None:
         chosen = step_of_slot == number
         velocity = momentum * velocity + weighted[chosen].T @ keys[chosen]
         weight -= lr * velocity
+    return weight
+
+
+def test_the_gradient_can_be_rebuilt_with_nothing_but_numpy(run: Path) -> None:
+    birth, chapter = load_file(shard(run, 0)), load_file(shard(run, 1))
+    weight = after_two_steps(birth, chapter, chapter["slots/0/values"])
+    np.testing.assert_allclose(weight, chapter["state/parameters/0.weight"], atol=1e-12)
+
+
+@pytest.fixture
+def wide(tmp_path: Path) -> Path:
+    """Two steps of a layer wide enough for its zeros to be left out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 70), nn.ReLU(), nn.Linear(70, 3)).double()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "wide"):
+        for _ in range(2):
+            step(model, optimizer)
+    return tmp_path / "wide"
+
+
+def test_values_without_their_zeros_are_made_whole_as_the_page_says(wide: Path) -> None:
+    birth, chapter = load_file(shard(wide, 0)), load_file(shard(wide, 1))
+    assert chapter["slots/0/values"].ndim == 1
+    page = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "value_mask" in code)
+    named: dict[str, Any] = {"np": np, "chapter": chapter, "d_out": 70}
+    exec(recipe, named)
+    weight = after_two_steps(birth, chapter, named["values"])
     np.testing.assert_allclose(weight, chapter["state/parameters/0.weight"], atol=1e-12)
 
 
