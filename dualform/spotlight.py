@@ -7,8 +7,9 @@
     layer.output()                     # the layer's output, from the slots alone
     layer.contribution(3).top(10)      # the slots that speak loudest for class 3
 
-Each call reads the slots once; `collect` answers several questions in one reading. A question can be
-kept and asked of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Output()`.
+Each call reads the slots once; `collect` answers several questions in one reading. After a few queries to a
+layer, sums and a sketch of its keys are kept, and further ones read little. A question can be kept and asked
+of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Output()`.
 """
 
 from collections.abc import Callable, Iterator, Mapping

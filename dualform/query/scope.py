@@ -61,7 +61,7 @@ class Scope:
         return Members.of(self.slots(layer), self.selection, self.grouping(layer, by))
 
     def _units(self, layer: str, by: tuple[str, ...]) -> Units | None:
-        return Units.of(self.slots(layer), self.selection, self.grouping(layer, by), by[1:])
+        return Units.of(self.slots(layer), self.selection, self.grouping(layer, by), by[1:], self.sketches.room)
 
     def _grouping(self, layer: str, by: By | int | None) -> Grouping:
         """By tags, by that many stretches of time, or all in one."""

@@ -6,7 +6,7 @@ be the length of what they leave out. For any query
     x . q  <=  (x B) . (q B) + rest(x) rest(q)
 
 which is one product with r + 1 numbers in place of d_in, and leaves few keys that may be among the best.
-It holds whatever B is, so directions found from a sample of the keys will do.
+It holds for any orthonormal B, so directions found from a sample of the keys will do.
 
 Rounding: of both sides together it is at most a multiple of width times eps of |x| |q|. With it under the root of
 both rests, rest(x)^2 = (1 + c) |x|^2 - |x B|^2, their product is larger by at least c |x| |q| (Cauchy-Schwarz).
@@ -15,6 +15,7 @@ both rests, rest(x)^2 = (1 + c) |x|^2 - |x B|^2, their product is larger by at l
 from collections import Counter
 from functools import lru_cache
 from typing import Self
+from weakref import finalize
 
 import numpy as np
 import torch
@@ -27,9 +28,24 @@ _SAMPLE = 16_384  # keys that the directions are found from
 _ROUNDS = 3  # of subspace iteration
 _FEWEST = 16
 _SHARE = 12  # of a key's width: directions for a sixth of a float16 key's bytes
-_MOST = 1 << 29  # bytes of a sketch
+_MOST = 1 << 29  # bytes of a sketch,
+_ROOM = 900 << 20  # and of all that is kept of a run and its views
 _SLACK = 16.0
 _FEW = 3  # queries: to make a sketch takes as long as to read the keys for each of them
+
+
+class Room:
+    """Bytes that what is kept for later queries may take, together; given back when it is gone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+
+    def take(self, nbytes: int, for_whom: object) -> None:
+        self.left -= nbytes
+        finalize(for_whom, self._give_back, nbytes)
+
+    def _give_back(self, nbytes: int) -> None:
+        self.left += nbytes
 
 
 class Sketch:
@@ -40,9 +56,10 @@ class Sketch:
         self._rows = rows  # (r + 1, keys): one row for each direction, and last the rests
 
     @classmethod
-    def of(cls, keys: KeyRows, width: int) -> Self | None:
-        """None if it would be too large, or if squares of these keys are beyond what floats can hold."""
-        count = min(width, max(_FEWEST, width // _SHARE), _MOST // (keys.dtype.itemsize * max(len(keys), 1)) - 1)
+    def of(cls, keys: KeyRows, width: int, room: Room) -> Self | None:
+        """None if there is no room even for a coarse one, or if squares of the keys are beyond what floats hold."""
+        at_most = min(_MOST, room.left) // (keys.dtype.itemsize * max(len(keys), 1)) - 1
+        count = min(width, max(_FEWEST, width // _SHARE), at_most)
         if count < min(width, _FEWEST):
             return None
         directions = _directions(keys, width, count)
@@ -50,7 +67,9 @@ class Sketch:
         for first, some in keys.pieces():
             if not _sketch(some, directions, rows[:, first : first + len(some)]):
                 return None
-        return cls(directions, rows)
+        sketch = cls(directions, rows)
+        room.take(rows.nbytes, sketch)
+        return sketch
 
     def bounds(self, queries: Tensor, absolute: bool, into: Tensor) -> bool:
         """Fill (queries, keys): above all weights, or above their sizes. False if the queries are beyond floats."""
@@ -81,7 +100,7 @@ class Sketches:
     """Of the layers of a run, for all its views: each is made when its layer has been asked more than a few queries."""
 
     def __init__(self, run: Run) -> None:
-        self._run = run
+        self._run, self.room = run, Room(_ROOM)
         self._asked: Counter[str] = Counter()
         self.of = lru_cache(maxsize=None)(self._make)
 
@@ -92,7 +111,9 @@ class Sketches:
 
     def _make(self, layer: str) -> Sketch | None:
         found = self._run.layers[layer]
-        return None if found.one_hot else Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in)
+        return (
+            None if found.one_hot else Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in, self.room)
+        )
 
 
 def _directions(keys: KeyRows, width: int, count: int) -> Tensor:

@@ -18,11 +18,10 @@ from dualform.query.groups import Grouping, size
 from dualform.query.scan import Slots
 from dualform.query.search import Members, Search
 from dualform.query.selection import Selection
-from dualform.query.sketch import Sketch
+from dualform.query.sketch import Room, Sketch
 
 Array = NDArray[Any]
 
-_MOST = 1 << 29  # bytes of summed keys
 _ROWS = 4096  # sketched at a time
 
 
@@ -60,17 +59,21 @@ class Units:
     seen: Visits  # in the order of `keys`
 
     @classmethod
-    def of(cls, slots: Slots, selection: Selection, grouping: Grouping, by: Sequence[str]) -> "Units | None":
-        """Of each combination in the grouping, within the groups of the tags `by`. None if it would be too large."""
-        width, layer = slots.dtype.itemsize * slots.layer.d_in, slots.layer
-        if layer.one_hot or size(grouping) * width > _MOST:
+    def of(
+        cls, slots: Slots, selection: Selection, grouping: Grouping, by: Sequence[str], room: Room
+    ) -> "Units | None":
+        """Of each combination in the grouping, within the groups of the tags `by`. None if there is no room."""
+        layer = slots.layer
+        nbytes = size(grouping) * layer.d_in * slots.dtype.itemsize
+        if layer.one_hot or nbytes > room.left:
             return None
         fold, seen = KeySumFold(grouping, layer.d_in, dtype=slots.dtype), Visits(size(grouping))
         for block in slots.scan(selection):
             fold.add(block)
             seen.add(block, grouping.codes(block))
         keys = SummedKeys(fold.sums)
-        sketch = Sketch.of(keys, layer.d_in)
+        room.take(nbytes, keys)
+        sketch = Sketch.of(keys, layer.d_in, room)
         return cls(keys, sketch, _members(grouping, by, seen), seen) if sketch else None
 
     def search(self, k: int) -> Search:

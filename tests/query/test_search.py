@@ -1,5 +1,6 @@
 """The best slots, found by bounds, against a look at every slot; and the bounds, which must hold for every key."""
 
+import gc
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,7 +15,7 @@ import dualform
 from dualform.memory import Memory
 from dualform.query import search, sketch
 from dualform.query.inquiry import Inquiry
-from dualform.query.sketch import Sketch
+from dualform.query.sketch import Room, Sketch
 from dualform.query.stored import StoredKeys, wide
 from dualform.store import Run
 
@@ -98,7 +99,7 @@ def test_no_weight_is_above_its_bound(keys: Tensor, dtype: str, scale: float) ->
         patch.setattr(sketch, "_FEWEST", 8)
         memory = remember(Path(directory) / "run", keys.double(), torch.zeros(len(keys)).long(), dtype)
         stored = memory._scope.slots("0").keys
-        made = Sketch.of(stored, WIDTH)
+        made = Sketch.of(stored, WIDTH, Room(1 << 20))
         assert made is not None
         every = stored.take(np.arange(len(stored)))
         queries = scale * torch.cat([every[:3], -every[:3], torch.randn(3, WIDTH, dtype=every.dtype)])
@@ -166,7 +167,7 @@ def test_a_sketch_is_made_when_it_pays(tmp_path: Path, monkeypatch: pytest.Monke
     keys = close_to_few_directions(40, seed=5)
     memory = remember(tmp_path / "run", keys, torch.zeros(40).long(), "float32")
     made: list[str] = []
-    monkeypatch.setattr(Sketch, "of", classmethod(lambda cls, keys, width: made.append("one")))
+    monkeypatch.setattr(Sketch, "of", classmethod(lambda cls, keys, width, room: made.append("one")))
     for queries in (1, 2, 1, 1):
         memory.attend({"0": keys[:queries]})["0"].top(1)
         memory.where(label=0).attend({"0": keys[:0]})
@@ -182,6 +183,24 @@ def test_beyond_the_squares_of_floats_all_slots_are_read(tmp_path: Path, keys: f
     assert found["slot"].tolist() == expected.tolist()
 
 
+def test_what_is_kept_has_little_room_and_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = close_to_few_directions(200, seed=8)
+    monkeypatch.setattr(sketch, "_FEW", 0)
+    monkeypatch.setattr(sketch, "_ROOM", 200 * 4 * 40)  # of 17 numbers for each slot, and 48 and more for each id
+    memory = remember(tmp_path / "run", keys, torch.zeros(200).long(), "float32", ids=torch.arange(200) % 10)
+    whole = memory._sketches.room.left
+    view = memory.where(label=0)
+    assert view.attend({"0": keys[:1]})["0"].top(3, per="id")["id"][0] == 0
+    summed = whole - memory._sketches.room.left
+    assert summed == 4 * 10 * (WIDTH + 17)
+    memory.attend({"0": keys[:1]})["0"].top(1)
+    assert memory._sketches.of("0") is not None
+    assert whole - memory._sketches.room.left == summed + 4 * 200 * 17
+    del view
+    gc.collect()
+    assert whole - memory._sketches.room.left == 4 * 200 * 17
+
+
 def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = torch.randn(50, 300)
     remember(tmp_path / "run", keys, torch.zeros(50).long(), "float32")
@@ -190,6 +209,14 @@ def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypa
     sizes = []
     for most in (1 << 29, 4 * 50 * 20, 4 * 50 * 10):
         monkeypatch.setattr(sketch, "_MOST", most)
-        made = Sketch.of(stored, 300)
+        made = Sketch.of(stored, 300, Room(1 << 20))
         sizes.append(made and len(made._rows))
     assert sizes == [26, 20, None]
+
+
+def test_a_run_without_a_slot_has_no_best(tmp_path: Path) -> None:
+    layer = nn.Linear(4, 2)
+    with dualform.record(nn.Sequential(layer), torch.optim.SGD(layer.parameters(), lr=0.1), tmp_path / "run"):
+        pass
+    asked = dualform.load(tmp_path / "run").attend({"0": torch.ones(9, 4)})["0"]
+    assert len(asked.top(3)) == len(asked.top(3)) == 0
