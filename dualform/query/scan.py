@@ -63,9 +63,11 @@ class Slots:
         return bool(self._key_shards) and all(name in shard for shard in self._key_shards)
 
     def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
-        """The slots of a selection, from step `since` on."""
+        """The slots of a selection, from step `since` on. The keys of a block are good until the next one comes."""
         values = self.layer.d_out if self.run.manifest.storage.values else 0
         size = max(1, _BLOCK_NUMBERS // (self.layer.key_width + values))
+        # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
+        room = None if self.layer.one_hot else torch.empty(size, self.layer.d_in, dtype=self.dtype)
         for number, shard in enumerate(self._key_shards):
             if shard.info.last_step <= since or shard.info.first_step >= selection.until:
                 continue
@@ -75,7 +77,7 @@ class Slots:
                 rows = chosen[start : start + size]
                 # a slice reads the map in place, an index array copies
                 contiguous = rows[-1] - rows[0] + 1 == len(rows)
-                yield Block(self, piece, slice(rows[0], rows[-1] + 1) if contiguous else rows)
+                yield Block(self, piece, slice(rows[0], rows[-1] + 1) if contiguous else rows, room)
 
     def at(self, slots: Array) -> "list[tuple[Array, Block]]":
         """Blocks of just these slots, each with the positions of its rows in `slots`."""
@@ -129,8 +131,8 @@ class Slots:
 class Block:
     """Some slots of one shard; what is not asked for is not read."""
 
-    def __init__(self, slots: Slots, piece: _Piece, rows: slice | Array) -> None:
-        self._of, self._piece, self._rows = slots, piece, rows
+    def __init__(self, slots: Slots, piece: _Piece, rows: slice | Array, room: Tensor | None = None) -> None:
+        self._of, self._piece, self._rows, self._room = slots, piece, rows, room
         self._prefix = f"slots/{slots.layer.name}"
         self.wide = slots.dtype
 
@@ -155,7 +157,8 @@ class Block:
             return OneHotKeys(index, self._of.layer.d_in)
         if f"{self._prefix}/key_index" in self._piece.shard:
             return DenseKeys(self._of.keys.take(self.key_rows))
-        return DenseKeys(self._unpacked(self._piece.shard[f"{self._prefix}/keys"][self._rows], "key"))
+        packed = self._piece.shard[f"{self._prefix}/keys"][self._rows]
+        return DenseKeys(self._unpacked(packed, "key", None if self._room is None else self._room[: len(packed)]))
 
     @property
     def visits(self) -> Array:
@@ -178,9 +181,10 @@ class Block:
             raise NotRecorded(f"{keys_only(self._of.run)}: no values")
         return self._unpacked(self._piece.shard.values(self._of.layer, self._rows), "value")
 
-    def _unpacked(self, rows: Array, what: str) -> Tensor:
+    def _unpacked(self, rows: Array, what: str, room: Tensor | None = None) -> Tensor:
         exponents = self._piece.shard.exponents(self._of.layer.name, what)
-        return unpack(torch.from_numpy(rows), None if exponents is None else exponents[self._rows], self.wide)
+        packed = torch.from_numpy(rows) if room is None else room.copy_(torch.from_numpy(rows))
+        return unpack(packed, None if exponents is None else exponents[self._rows], self.wide)
 
     def product(self, part: Part, values: Tensor) -> Tensor:
         """What values (slots, units) at these slots add up to in a parameter: E^T X, of a bias the sum of E."""
