@@ -17,7 +17,10 @@ class Goal:
     most: float | None = None
 
     def line(self, details: Details) -> dict[str, Any]:
-        found = self.of(details)
+        try:
+            found = self.of(details)
+        except KeyError:
+            found = "not measured"
         goal = f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
         if isinstance(found, str):  # why it is not known
             return {"claim": self.claim, "goal": goal, "found": found, "met": "?"}

@@ -1,0 +1,95 @@
+"""All benchmarks, and how far each goal was reached.
+
+    python -m benchmarks --data data            # some forty minutes
+    python -m benchmarks --quick                # a few minutes, on smaller runs
+    python -m benchmarks --json                 # one document with everything that was measured
+
+Every script can be run by itself: `python -m benchmarks.queries`. What it claims and how it measures is in its
+docstring. Pixels come from DIR/mnist (--data or DUALFORM_DATA), else they are random.
+"""
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from benchmarks import growth, out_of_core, peers, queries, recording, totals
+from benchmarks.command import Measure, run
+from benchmarks.goals import goals
+
+SCRIPTS: Mapping[str, Any] = {
+    "queries": queries,
+    "totals": totals,
+    "recording": recording,
+    "out_of_core": out_of_core,
+    "peers": peers,
+    "growth": growth,
+}
+
+
+def measure(data: Path | None, quick: bool) -> dict[str, Any]:
+    """Everything, one script after the other; the goals' figures at the top."""
+    found: dict[str, Any] = {}
+    details: dict[str, Any] = {}
+    for name, script in SCRIPTS.items():
+        print(f"{name} ...", file=sys.stderr, flush=True)
+        details[name] = _measured(script.measure, data, quick)
+        found |= {key: details[name][key] for key in _SHOWN if key in details[name]}
+    return {**found, "goals": goals(details), "quick": quick, "machine": machine(), "details": details}
+
+
+def _measured(measure: Measure, data: Path | None, quick: bool) -> dict[str, Any]:
+    """Should a script fail, what the others have measured is not lost."""
+    try:
+        return measure(data, quick)
+    except Exception as error:
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+_SHOWN = (
+    "query_vs_read", "query_vs_torch", "query_vs_faiss", "batch_vs_torch", "totals_vs_dense", "record_overhead",
+    "bytes_ratio", "peers", "out_of_core",
+)  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    """What it was measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
+
+
+def report(found: dict[str, Any]) -> str:
+    """Each script's own report, and then the goals."""
+    parts = [f"== {name} ==\n{_report_of(name, one)}" for name, one in found["details"].items()]
+    lines = [f"{goal['met']:<4} {goal['claim']}: {goal['found']} (goal {goal['goal']})" for goal in found["goals"]]
+    return "\n\n".join([*parts, "== goals ==\n" + "\n".join(lines)])
+
+
+def _report_of(name: str, one: dict[str, Any]) -> str:
+    text: str = one.get("failed") or SCRIPTS[name].report(one)
+    return text
+
+
+if __name__ == "__main__":
+    run("", __doc__, measure, report)
