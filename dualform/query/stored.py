@@ -61,16 +61,9 @@ class StoredKeys:
 
     def take(self, index: Array) -> Tensor:
         packed = torch.empty(len(index), self._layer.d_in, dtype=self._stored)
-        exponents = np.zeros(len(index), dtype=np.int16)
-        numbers = np.searchsorted(self.starts, index, side="right") - 1
-        for number in np.unique(numbers):
-            rows, powers = self._shard(number)
-            at = np.flatnonzero(numbers == number)
-            within = index[at] - self.starts[number]
-            packed[torch.from_numpy(at)] = rows[torch.from_numpy(within)]
-            if powers is not None:
-                exponents[at] = powers[within]
-        return unpack(packed, exponents, self.dtype)
+        order = np.argsort(index, kind="stable")
+        exponents, back = self._gather(index[order], packed), np.argsort(order)
+        return unpack(packed[torch.from_numpy(back)], exponents[back], self.dtype)
 
     def weights(self, index: Array, queries: Tensor) -> Tensor:
         found = torch.empty(len(queries), len(index), dtype=queries.dtype)
