@@ -18,9 +18,9 @@ from dualform.query.keys import add_by_group
 from dualform.query.scan import Block
 
 Array = NDArray[Any]
-_WAITING = 1 << 14  # finds at least, before they are sorted in
-
 Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
+
+_WAITING = 1 << 14  # finds at least, before they are sorted in
 
 
 class Fold(Protocol):
@@ -153,14 +153,12 @@ class Visits:
 class KeySumFold:
     """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
 
-    def __init__(
-        self, grouping: Grouping, d_in: int, factors: Factors | None = None, dtype: torch.dtype = torch.float64
-    ) -> None:
+    def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
         self._grouping, self._factors = grouping, factors
-        self.sums = torch.zeros(size(grouping), d_in, dtype=dtype)
+        self.sums = torch.zeros(size(grouping), d_in, dtype=torch.float64)
         self.nonnegative = True
 
-    def add(self, block: Block, scores: Scores | None = None) -> None:
+    def add(self, block: Block, scores: Scores) -> None:
         factors = self._factors(block) if self._factors else None
         block.keys.add_to(self.sums, self._grouping.codes(block), factors)
         self.nonnegative = self.nonnegative and block.keys.nonnegative

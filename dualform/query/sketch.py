@@ -111,9 +111,9 @@ class Sketches:
 
     def _make(self, layer: str) -> Sketch | None:
         found = self._run.layers[layer]
-        return (
-            None if found.one_hot else Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in, self.room)
-        )
+        if found.one_hot:
+            return None
+        return Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in, self.room)
 
 
 def _directions(keys: KeyRows, width: int, count: int) -> Tensor:

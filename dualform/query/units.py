@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.query.folds import Best, KeySumFold, TotalFold, Visits, best_of_cells
+from dualform.query.folds import Best, TotalFold, Visits, best_of_cells
 from dualform.query.groups import Grouping, size
 from dualform.query.scan import Slots
 from dualform.query.search import Members, Search
@@ -67,12 +67,13 @@ class Units:
         nbytes = size(grouping) * layer.d_in * slots.dtype.itemsize
         if layer.one_hot or nbytes > room.left:
             return None
-        fold, seen = KeySumFold(grouping, layer.d_in, dtype=slots.dtype), Visits(size(grouping))
-        for block in slots.scan(selection):
-            fold.add(block)
-            seen.add(block, grouping.codes(block))
-        keys = SummedKeys(fold.sums)
+        keys = SummedKeys(torch.zeros(size(grouping), layer.d_in, dtype=slots.dtype))
         room.take(nbytes, keys)
+        seen = Visits(size(grouping))
+        for block in slots.scan(selection):
+            codes = grouping.codes(block)
+            block.keys.add_to(keys.rows, codes, None)
+            seen.add(block, codes)
         sketch = Sketch.of(keys, layer.d_in, room)
         return cls(keys, sketch, _members(grouping, by, seen), seen) if sketch else None
 
