@@ -1,6 +1,6 @@
 """All benchmarks, and how far each goal was reached.
 
-    python -m benchmarks --data data            # some forty minutes
+    python -m benchmarks --data data            # half an hour
     python -m benchmarks --quick                # a few minutes, on smaller runs
     python -m benchmarks --json                 # one document with everything that was measured
 
