@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dualform.cli.app import AsJson, Run, app
-from dualform.cli.models import importable, make, make_own, one_input, own_inputs, read
 from dualform.cli.output import print_json
 from dualform.cli.prompts import answer_prompts
+from dualform.companions import importable, make, make_own, own_inputs
 from dualform.errors import QueryError
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def attend(
     """
     import dualform
     from dualform import terminal
+    from dualform.inputs import read_inputs
 
     _check_contribution(contribution, target, prompt)
     memory = dualform.load(run)
@@ -71,11 +72,11 @@ def attend(
         return
     if not inputs and "text" in memory.about:
         raise QueryError("this run is of a language model: pass --prompt TEXT, whose last token is asked about")
-    rows = read(inputs or own_inputs(memory))
+    rows = read_inputs(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
     question = _Question(layer, questions, contribution, target)
-    found = {one: _ask(memory, network, one_input(rows, one), question) for one in index or [0]}
+    found = {one: _ask(memory, network, rows.row(one), question) for one in index or [0]}
     if as_json:
         print_json({"run": str(run), "inputs": [_document(one, answers) for one, answers in found.items()]})
         return

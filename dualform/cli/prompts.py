@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dualform.cli.models import own_file
 from dualform.cli.output import print_json
+from dualform.companions import own_file
 
 if TYPE_CHECKING:
     from rich.console import Console

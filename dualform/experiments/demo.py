@@ -26,7 +26,8 @@ from dualform import plots
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
 from dualform.errors import UnknownName
-from dualform.experiments.loops import INPUTS, epochs, one_thread, save_inputs, seeded
+from dualform.experiments.loops import epochs, one_thread, seeded
+from dualform.inputs import INPUTS, save_inputs
 from dualform.spotlight import LayerSpotlight
 from dualform.store import Run
 from dualform.table import Table

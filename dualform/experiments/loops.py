@@ -1,15 +1,12 @@
-"""What the training loops of all experiments share: a seeded network, shuffled epochs, one thread, saved inputs."""
+"""What the training loops of all experiments share: a seeded network, shuffled epochs, one thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TypeVar
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-INPUTS = "inputs.safetensors"
 Network = TypeVar("Network", bound=nn.Module)
 
 
@@ -40,9 +37,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-def save_inputs(run: Path, *, inputs: Tensor, labels: Tensor, images: Tensor, training_images: Tensor) -> None:
-    """What questions to the run need later: test inputs, and images to draw; the tag `id` is their row."""
-    tensors = {"inputs": inputs, "labels": labels, "images": images, "training_images": training_images}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, run / INPUTS)

@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
-from dualform.experiments.loops import INPUTS, epochs, one_thread, save_inputs, seeded
+from dualform.experiments.loops import epochs, one_thread, seeded
 from dualform.experiments.tasks import Examples, Task, training_images
+from dualform.inputs import INPUTS, save_inputs
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def save_test_sets(run: Path, of: Sequence[Task]) -> None:
         run,
         inputs=torch.cat([task.test.images for task in of]),
         labels=torch.cat([task.test.labels for task in of]),
+        tasks=torch.cat([torch.full_like(task.test.labels, number) for number, task in enumerate(of)]),
         images=torch.cat([task.test.raw for task in of]),
         training_images=training_images(of),
     )

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import dualform
-from dualform.cli.models import own_file, read
+from dualform.companions import own_file
 from dualform.errors import QueryError
+from dualform.inputs import read_inputs
 from tests.hostile.ask import Refused, blamed, escaped, everything
 from tests.hostile.bounds import in_no_time, little_memory
 from tests.hostile.cases import NO_FILES_OF_ITS_OWN, SIGNED
@@ -183,4 +184,4 @@ def test_a_run_names_files_of_its_own(sound: dict[str, Forged], tmp_path: Path) 
     (tmp_path / "run" / "link.npy").symlink_to("x.npy")
     memory = dualform.load(tmp_path / "run")
     for what in ("inputs", "text"):
-        assert read(own_file(memory, what, "pass one")).shape == (1, 2)
+        assert read_inputs(own_file(memory, what, "pass one")).inputs.shape == (1, 2)

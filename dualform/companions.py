@@ -1,7 +1,7 @@
-"""The model and the inputs of a run, or those that the user named.
+"""What goes with a run: its model and its files, or those that the user named.
 
     network = memory.model(make_own(memory))
-    row = one_input(read(own_inputs(memory)), 3)        # (1, ...)
+    inputs = read_inputs(own_inputs(memory))
 
 A run by itself may name only code of this package and files in its own directory.
 """
@@ -17,7 +17,7 @@ from dualform.errors import QueryError, UnknownName
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import Tensor, nn
+    from torch import nn
 
     from dualform.memory import Memory
 
@@ -101,47 +101,3 @@ def make(named: str, arguments: "Mapping[str, float] | None" = None) -> "nn.Modu
     if not isinstance(made, nn.Module):
         raise QueryError(f"{named} must make a torch.nn.Module, it made a {type(made).__name__}")
     return made
-
-
-def read(path: Path) -> "Tensor":
-    """Inputs from a file that can hold nothing but numbers: (inputs, ...)."""
-    readers = {".npy": _read_npy, ".safetensors": _read_safetensors}
-    if path.suffix not in readers:
-        raise QueryError(f"{path} is neither .npy nor .safetensors; save the inputs as one of them")
-    if not path.is_file():
-        raise QueryError(f"there is no file {path}")
-    rows = readers[path.suffix](path)
-    if not rows.dim():
-        raise QueryError(f"{path} holds a single number; inputs have a first dimension that counts them")
-    return rows
-
-
-def _read_npy(path: Path) -> "Tensor":
-    import numpy as np
-    import torch
-
-    try:
-        return torch.from_numpy(np.lib.format.open_memmap(path, mode="r").copy())
-    except (ValueError, TypeError) as error:
-        raise QueryError(f"cannot read {path} as an array of numbers: {error}") from error
-
-
-def _read_safetensors(path: Path) -> "Tensor":
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            if "inputs" not in names and len(names) != 1:
-                raise UnknownName(f"tensor in {path} called", "inputs", names)
-            tensor: Tensor = file.get_tensor("inputs" if "inputs" in names else names[0])
-            return tensor
-    except SafetensorError as error:
-        raise QueryError(f"cannot read {path}: {error}") from error
-
-
-def one_input(rows: "Tensor", index: int) -> "Tensor":
-    """One input as a batch of its own."""
-    if not 0 <= index < len(rows):
-        raise QueryError(f"there is no input {index}; there are {len(rows)}, counted from 0")
-    return rows[index : index + 1]
