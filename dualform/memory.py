@@ -31,16 +31,19 @@ from dualform.query.certify import audited_steps, certify
 from dualform.query.coefficients import Ledger
 from dualform.query.directions import directions
 from dualform.query.distance import TOLERANCE
+from dualform.query.groups import By
 from dualform.query.queries import match_modules, queries_of
 from dualform.query.rebuild import weights
 from dualform.query.scan import Slots
 from dualform.query.scope import Scope
+from dualform.query.seen import seen
 from dualform.query.selection import Selection, condition
 from dualform.query.sketch import Sketches
 from dualform.query.state import stored_tensor
 from dualform.query.stored import wide
 from dualform.spotlight import Spotlight
 from dualform.store import Run, Shard, clean_name, summary, summary_lines
+from dualform.table import Table
 
 
 def load(path: str | Path) -> "Memory":
@@ -105,6 +108,14 @@ class Memory:
         """How many slots of a layer this memory, or view, holds."""
         self._check_layer(layer)
         return sum(len(block) for block in self._scope.slots(layer).scan(self._selection))
+
+    def seen(self, layer: str, by: By) -> Table:
+        """When a layer's slots were seen: `memory.seen("layers.2", by="task")` has visits, first and last step.
+
+        Only values that slots of this memory, or view, have. The steps of a merged memory are those of its sums.
+        """
+        self._check_layer(layer)
+        return Table(seen(self._scope.slots(layer), self._selection, self._scope.grouping(layer, by)))
 
     @property
     def unrecorded(self) -> list[str]:
