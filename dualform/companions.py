@@ -10,14 +10,14 @@ import sys
 from importlib import import_module
 from os.path import realpath
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dualform.errors import QueryError, UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from torch import nn
+    from torch import Tensor, nn
 
     from dualform.memory import Memory
 
@@ -80,6 +80,26 @@ def importable(named: str) -> str:
     if here not in sys.path:
         sys.path.insert(0, here)
     return named
+
+
+def in_precision_of(network: "nn.Module", rows: "Tensor") -> "Tensor":
+    """Inputs in the model's floating-point precision; whole numbers, such as tokens, as they are."""
+    import torch
+
+    floating = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    return rows.to(floating) if rows.is_floating_point() else rows
+
+
+def output_for(network: "nn.Module", rows: "Tensor") -> Any:
+    """What a model says of inputs, without gradients; inputs that do not fit the model raise."""
+    import torch
+
+    try:
+        with torch.no_grad():
+            return network(rows)
+    except Exception as error:
+        shape = f"{tuple(rows.shape[1:])} of {str(rows.dtype).removeprefix('torch.')}"
+        raise QueryError(f"the model does not take inputs of shape {shape}: {error}") from error
 
 
 def make(named: str, arguments: "Mapping[str, float] | None" = None) -> "nn.Module":

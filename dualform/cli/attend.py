@@ -9,7 +9,7 @@ import typer
 from dualform.cli.app import AsJson, Run, app
 from dualform.cli.output import print_json
 from dualform.cli.prompts import answer_prompts
-from dualform.companions import importable, make, make_own, own_inputs
+from dualform.companions import importable, in_precision_of, make, make_own, output_for, own_inputs
 from dualform.errors import QueryError
 
 if TYPE_CHECKING:
@@ -135,28 +135,14 @@ class _Answer:
 
 def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", question: _Question) -> dict[str, _Answer]:
     """The answers of each layer to one input."""
-    row = _as_the_model_takes_it(network, row)
+    row = in_precision_of(network, row)
+    output_for(network.eval(), row)  # which says so if it does not fit
     spotlight = memory.attend(network, row)
     names = question.layers or list(spotlight)
     if not question.contribution:
         return {name: _Answer(spotlight[name].collect(*question.tables), None) for name in names}
     asked = {name: spotlight[name].contribution(question.target) for name in names}
     return {name: _Answer(one.collect(*question.tables), _Sum.of(one)) for name, one in asked.items()}
-
-
-def _as_the_model_takes_it(network: "nn.Module", row: "Tensor") -> "Tensor":
-    """In the model's precision; an input that does not fit the model raises."""
-    import torch
-
-    floating = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    row = row.to(floating) if row.is_floating_point() else row
-    try:
-        with torch.no_grad():
-            network.eval()(row)
-    except Exception as error:
-        shape = f"{tuple(row.shape[1:])} of {str(row.dtype).removeprefix('torch.')}"
-        raise QueryError(f"the model does not take inputs of shape {shape}: {error}") from error
-    return row
 
 
 def _tell(out: "Console", index: int, answers: dict[str, _Answer], groups: str, top: str) -> None:

@@ -57,8 +57,20 @@ class Text:
 
     def title_at(self, position: int) -> str | None:
         """The title of the part that a position is in; None before the first."""
-        part = bisect_right(self.titles, position, key=lambda title: title[0])
+        part = self._part(position)
         return self.titles[part - 1][1] if part else None
+
+    def _part(self, position: int) -> int:
+        """The number of the titled part a position is in, from 1; 0 before the first."""
+        return bisect_right(self.titles, position, key=lambda title: title[0])
+
+    def part_at(self, position: int) -> tuple[int, int] | None:
+        """Where the titled part that a position is in begins and ends; None before the first."""
+        part = self._part(position)
+        if not part:
+            return None
+        following = self.titles[part][0] if part < len(self.titles) else len(self)
+        return self.titles[part - 1][0], following
 
     def save(self, path: str | Path) -> None:
         """Write the text as one file, whole or not at all."""
