@@ -27,7 +27,7 @@ def answer(exhibit: Exhibit, asked: Asked) -> dict[str, Any]:
     if outcome is not None:
         order = order[_right(exhibit)[order] == _OUTCOMES[outcome]]
     fitting = [i for i in order.tolist() if search in str(i) and (number is None or class_of(exhibit, i) == number)]
-    return {"total": len(fitting), "inputs": [_shown(exhibit, i) for i in fitting[start : start + count]]}
+    return {"total": len(fitting), "inputs": [shown(exhibit, i) for i in fitting[start : start + count]]}
 
 
 def _in_order(exhibit: Exhibit) -> NDArray[np.int64]:
@@ -52,7 +52,8 @@ def class_of(exhibit: Exhibit, index: int) -> int | None:
     return exhibit.classes.number(task_of(exhibit, index), int(exhibit.inputs.labels[index]))
 
 
-def _shown(exhibit: Exhibit, index: int) -> dict[str, Any]:
+def shown(exhibit: Exhibit, index: int) -> dict[str, Any]:
+    """An input as it stands in the list."""
     inputs, outputs = exhibit.inputs, exhibit.outputs
     predicted = None if outputs is None else int(outputs.predicted[index])
     return {

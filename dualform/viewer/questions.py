@@ -69,6 +69,11 @@ class Questions:
         if prepare:
             self._preparing.start()
 
+    @property
+    def stops(self) -> list[int]:
+        """Steps at which the model is known without computing."""
+        return self._predictions.stops
+
     def ask(self, name: str, body: object) -> Answer:
         """The answer, in this thread."""
         if name not in self._answers:

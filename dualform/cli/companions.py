@@ -1,0 +1,38 @@
+"""Options by which a user names what goes with a run, for the commands that show it."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dualform.errors import QueryError
+
+if TYPE_CHECKING:
+    from dualform.viewer.exhibit import Named
+
+Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
+InputFile = Annotated[
+    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; else the run's own.")
+]
+ClassNames = Annotated[
+    str | None, typer.Option(metavar="NAME,NAME,...", help="Names of the model's outputs; else the run's own.")
+]
+ImageShape = Annotated[
+    str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of inputs that are pixels, such as 28x28.")
+]
+
+
+def named(model: str | None, inputs: Path | None, class_names: str | None, image_shape: str | None) -> "Named":
+    """What these options say."""
+    from dualform.viewer.exhibit import Named
+
+    names = None if class_names is None else tuple(name.strip() for name in class_names.split(","))
+    return Named(model, inputs, names, None if image_shape is None else _sides(image_shape))
+
+
+def _sides(said: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", said)
+    if found is None:
+        raise QueryError(f"--image-shape is HEIGHTxWIDTH, such as 28x28, not {said!r}")
+    return int(found[1]), int(found[2])

@@ -1,0 +1,67 @@
+"""`dualform report`: the viewer's page about some inputs of a run, in one file."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dualform.cli.app import Run, app
+from dualform.cli.companions import ClassNames, ImageShape, InputFile, Model, named
+from dualform.errors import QueryError, RunExists
+
+if TYPE_CHECKING:
+    from dualform.viewer.exhibit import Exhibit
+    from dualform.viewer.report import Chosen
+
+
+@app.command(epilog="Example: dualform report runs/demo -o demo.html --index 3 --index 8")
+def report(
+    run: Run,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")],
+    index: Annotated[
+        list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; else mistakes and others.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Of a language model: a prompt; repeatable.")
+    ] = None,
+    model: Model = None,
+    inputs: InputFile = None,
+    class_names: ClassNames = None,
+    image_shape: ImageShape = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+) -> None:
+    """The page of `dualform view` about some inputs, in one HTML file that needs no server and no network."""
+    if out.exists() and not overwrite:
+        raise RunExists(f"{out} is there already; choose another file with --out, or replace it with --overwrite")
+    if not out.parent.is_dir():
+        raise QueryError(f"there is no directory {out.parent} for {out.name}")
+    from dualform import terminal
+    from dualform.viewer import report as reports
+    from dualform.viewer.exhibit import open_exhibit
+    from dualform.viewer.questions import Questions
+
+    exhibit = open_exhibit(run, named(model, inputs, class_names, image_shape))
+    chosen = _chosen(exhibit, index, prompt)
+    questions = Questions(exhibit, prepare=False)
+    console = terminal.console()
+    with terminal.progress(console, "answering", len(list(reports.asked(questions, chosen)))) as done:
+        content = reports.html(reports.collect(questions, chosen, done))
+    reports.write(out, content)
+    console.print(f"{out} ({len(content.encode()) / 1e6:,.1f} MB): open it in a browser")
+
+
+def _chosen(exhibit: "Exhibit", index: list[int] | None, prompts: list[str] | None) -> "Chosen":
+    """What the user named, if it is there; else what suits the run."""
+    from dualform.viewer.asked import OwnInput, Prompt
+    from dualform.viewer.passages import example
+    from dualform.viewer.report import Chosen, chosen_for
+    from dualform.viewer.subject import subject_of
+
+    wanted: list[OwnInput | Prompt] = [OwnInput(one) for one in index or ()]
+    wanted += [Prompt(one, None) for one in prompts or ()]
+    if "spotlight" not in exhibit.cannot:
+        for one in wanted:
+            subject_of(exhibit, one)  # raises for what there is not, before anything takes time
+    if wanted:
+        return Chosen(tuple(index or ()), tuple(prompts or ()))
+    return chosen_for(exhibit) if exhibit.text is None else Chosen(prompts=[example(exhibit.text)])
