@@ -96,7 +96,7 @@ def muted(sets: Sequence[MuteSet]) -> list[str]:
     """The model with these slots muted."""
     views = "".join(f".without({_conditions(one)})" for one in sets)
     ranged = any(one.positions for one in sets)
-    known = ['visited = set(memory.seen(memory.layers[0], by="position")["position"])'] if ranged else []
+    known = ['visited = memory.seen(memory.layers[0], by="position")["position"]'] if ranged else []
     return [*known, f"muted = memory{views}.model(model)"]
 
 
@@ -105,7 +105,8 @@ def _conditions(one: MuteSet) -> str:
     if one.steps:
         parts.append(f"step=range({one.steps[0]}, {one.steps[1]})")
     if one.positions:
-        parts.append(f"position=[at for at in range({one.positions[0]}, {one.positions[1]}) if at in visited]")
+        first, end = one.positions
+        parts.append(f"position=visited[(visited >= {first}) & (visited < {end})]")
     return ", ".join(parts)
 
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from dualform.errors import QueryError, UnknownName
-from dualform.memory import Memory
 from dualform.shares import Shares
 from dualform.store import clean_name
 from dualform.viewer import code
@@ -99,7 +100,7 @@ class Muting:
         slots = {}
         for layer in self._memory.layers:
             parts = [self._by_shares(layer, classes)] if classes else []
-            count = sum(row["visits"] for row in self._seen(layer) if self._exhibit.classes.of_row(row) in classes)
+            count = self._visits(layer, classes) if classes else 0
             for number, one in enumerate(others):
                 part, more = self._read(layer, one, frozenset(classes), tuple(others[:number]))
                 parts.append(part)
@@ -108,6 +109,9 @@ class Muting:
                 found[layer] = {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
             slots[layer] = [count, self._slots[layer]]
         return found, slots
+
+    def _visits(self, layer: str, classes: Sequence[int]) -> int:
+        return sum(row["visits"] for row in self._seen(layer) if self._exhibit.classes.of_row(row) in classes)
 
     @cached_property
     def _slots(self) -> dict[str, int]:
@@ -156,13 +160,19 @@ class Muting:
         if one.steps:
             conditions["step"] = range(one.steps[0], min(one.steps[1], self._memory.steps))
         if one.positions:
-            conditions[POSITION] = [at for at in range(*one.positions) if at in self._positions]
+            first, end = one.positions
+            conditions[POSITION] = self._positions[(self._positions >= first) & (self._positions < end)]
+            if not len(conditions[POSITION]):
+                raise Refused(f"no position from {first:,} to {end - 1:,} was trained on")
         return conditions
 
     @cached_property
-    def _positions(self) -> set[int]:
-        """Positions that training has come by."""
-        return _positions(self._memory)
+    def _positions(self) -> NDArray[np.int64]:
+        """Positions that training has come by, ascending."""
+        if POSITION not in self._memory.tags:
+            raise Refused(f"the run has no tag {POSITION!r}")
+        found: NDArray[np.int64] = self._memory.seen(self._memory.layers[0], by=POSITION)[POSITION]
+        return found
 
 
 class _Changed(nn.Module):
@@ -174,12 +184,6 @@ class _Changed(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         return functional_call(self._network, self._parameters_instead, inputs)
-
-
-def _positions(memory: Memory) -> set[int]:
-    if POSITION not in memory.tags:
-        raise Refused(f"the run has no tag {POSITION!r}")
-    return set(memory.seen(memory.layers[0], by=POSITION)[POSITION].tolist())
 
 
 def _worth_showing(before: Tensor, after: Tensor) -> list[int]:
