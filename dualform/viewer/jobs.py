@@ -8,6 +8,7 @@ jobs.to_list()
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 from dualform.errors import DualformError
@@ -46,12 +47,17 @@ class Jobs:
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = list(jobs)
         self._stopped = False
+        self._over = Event()
 
     def run(self) -> None:
         for job in self._jobs:
-            if self._stopped:
-                return
-            job.run()
+            if not self._stopped:
+                job.run()
+        self._over.set()
+
+    def wait(self) -> None:
+        """Until all that will be done is done, in whichever thread."""
+        self._over.wait()
 
     def stop(self) -> None:
         self._stopped = True

@@ -3,6 +3,7 @@
 At snapshots a model is there without computing; between them it is summed up from the one before.
 """
 
+import copy
 import threading
 from functools import lru_cache
 from typing import Any
@@ -33,6 +34,8 @@ class Predictions:
 
     def __init__(self, exhibit: Exhibit) -> None:
         self._exhibit = exhibit
+        # One of its own: whoever attends watches the exhibit's, and would take other inputs for its queries.
+        self._network = copy.deepcopy(exhibit.network)
         self._between = lru_cache(maxsize=_BETWEEN)(self._made)
         self._at_stop = lru_cache(maxsize=None)(self._made)
         self._making = threading.Lock()
@@ -43,7 +46,7 @@ class Predictions:
         asked.end()
         self._check()
         steps = self._exhibit.memory.steps
-        network, name, lines = self._exhibit.network, "model", list[str]()
+        network, name, lines = self._network, "model", list[str]()
         if step is not None and step != steps:
             network, name, lines = self.model_at(step), "as_it_was", code.at_step(step)
         assert network is not None
@@ -76,8 +79,8 @@ class Predictions:
             return self._at_stop(step) if step in self.stops else self._between(step)
 
     def _made(self, step: int) -> nn.Module:
-        assert self._exhibit.network is not None
-        return self._exhibit.memory.until(step=step).model(self._exhibit.network).eval()
+        assert self._network is not None
+        return self._exhibit.memory.until(step=step).model(self._network).eval()
 
     def _check(self) -> None:
         if "predict" in self._exhibit.cannot:

@@ -4,8 +4,8 @@
     questions.submit("spotlight", {"input": {"index": 3}, "layer": "output"}).result()
     questions.close()
 
-Quick questions wait for each other in one thread, and those that read slots in another: the machine has no more to
-give, memory stays within what two of them need, and who mutes a stretch of time does not stop who looks around.
+Questions wait for others of their kind, in a thread each: what is there already, what reads keys, what reads slots. So
+memory stays within what one of each needs, and who mutes a stretch of time does not stop who looks around.
 """
 
 from collections.abc import Callable
@@ -52,8 +52,7 @@ class Questions:
         self._muting = Muting(exhibit)
         self._accuracy: Answer | None = None
         self._certificate: Answer | None = None
-        self._quick = ThreadPoolExecutor(1, "dualform-quick")
-        self._slow = ThreadPoolExecutor(1, "dualform-slow")
+        self._workers = {kind: ThreadPoolExecutor(1, f"dualform-{kind}") for kind in ("light", "keys", "slots")}
         self._answers: dict[str, Callable[[Asked], Answer]] = {
             "run": self._run,
             "jobs": self._jobs_told,
@@ -84,19 +83,21 @@ class Questions:
         """The answer to come."""
         if name == "jobs":  # is asked often while everything else waits
             return _at_once(lambda: self.ask(name, body))
-        return (self._slow if self._is_slow(name, body) else self._quick).submit(self.ask, name, body)
+        return self._workers[self._kind(name, body)].submit(self.ask, name, body)
 
     def close(self) -> None:
         """Answer nothing more. What is being computed goes on to its end, unheard."""
         self.jobs.stop()
-        for worker in (self._quick, self._slow):
+        for worker in self._workers.values():
             worker.shutdown(wait=False, cancel_futures=True)
 
-    def _is_slow(self, name: str, body: object) -> bool:
-        if name == "predict":
-            step = body.get("step") if isinstance(body, dict) else None
-            return step is not None and step not in self._predictions.stops
-        return name == "mute" and not self._muting.is_quick(body)
+    def _kind(self, name: str, body: object) -> str:
+        """What has to be read for an answer."""
+        if name in ("spotlight", "passages"):
+            return "keys"
+        step = body.get("step") if isinstance(body, dict) else None
+        between = name == "predict" and step is not None and step not in self.stops
+        return "slots" if between or (name == "mute" and not self._muting.is_quick(body)) else "light"
 
     def _run(self, asked: Asked) -> Answer:
         asked.end()

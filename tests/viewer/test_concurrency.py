@@ -1,0 +1,87 @@
+"""Many people at once: everyone gets the answers of somebody who is alone."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dualform.errors import UnknownName
+from dualform.viewer.exhibit import open_exhibit
+from dualform.viewer.jobs import Job, Jobs
+from dualform.viewer.questions import Questions
+from tests.viewer import runs
+from tests.viewer.served import post, served
+
+
+def asked() -> list[tuple[str, dict[str, Any]]]:
+    found: list[tuple[str, dict[str, Any]]] = [("run", {}), ("inputs", {})]
+    for index in range(12):
+        of = {"input": {"index": index}}
+        found += [("predict", of), ("predict", {**of, "step": 7}), ("history", of)]
+        found += [("spotlight", {**of, "layer": layer, "per": per}) for layer in ("0", "2") for per in ("id", None)]
+        found += [("mute", {**of, "mute": [one]}) for one in ({"label": [index % 3]}, {"steps": [index, 20]})]
+    return found
+
+
+def test_answers_do_not_mix(tmp_path: Path) -> None:
+    """From 50 clients, while what makes answers quick is being prepared."""
+    path = runs.pictures(tmp_path / "run")
+    alone = Questions(open_exhibit(path, runs.PICTURES), prepare=False)
+    alone.jobs.run()
+    expected = [alone.ask(name, body) for name, body in asked()]
+    questions = Questions(open_exhibit(path, runs.PICTURES))
+    with served(questions) as port, ThreadPoolExecutor(50) as clients:
+        questions.jobs.wait()
+        again = Jobs([Job("spotlight", "", lambda tell: questions._spotlights.warm()) for _ in range(20)])
+        warming = threading.Thread(target=again.run)
+        warming.start()
+        found = list(clients.map(lambda one: post(port, *one), asked()))
+        again.stop()
+        warming.join()
+    assert {one.status for one in found} == {200}
+    for answer, wanted in zip(found, expected, strict=True):
+        assert rounded(answer.json()) == rounded(wanted)
+
+
+def rounded(value: Any) -> Any:
+    """Alike to five digits: sums may be taken in another order once keys have been sketched."""
+    if isinstance(value, dict):
+        return {name: rounded(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(one) for one in value]
+    return float(f"{value:.3g}") if isinstance(value, float) else value
+
+
+def test_a_job_that_fails_says_so_and_the_next_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(tell: Any) -> None:
+        tell(0.5)
+        raise UnknownName("layer", "7", ["0", "2"])
+
+    def break_down(tell: Any) -> None:
+        raise ZeroDivisionError("a secret of the program")
+
+    done: list[str] = []
+    jobs = Jobs(
+        [Job("a", "one", refuse), Job("b", "two", break_down), Job("c", "three", lambda tell: done.append("c"))]
+    )
+    jobs.run()
+    told = jobs.to_list()
+    assert [one["failed"] for one in told] == [
+        "no layer '7'; there is '0', '2'",
+        "this failed unexpectedly; the terminal has the reason",
+        None,
+    ]
+    assert all(one["done"] for one in told)
+    assert told[0]["share"] == 0.5
+    assert done == ["c"]
+    assert "two failed: ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_jobs_that_were_stopped_do_not_begin() -> None:
+    done: list[str] = []
+    jobs = Jobs([Job("a", "one", lambda tell: jobs.stop()), Job("b", "two", lambda tell: done.append("b"))])
+    jobs.run()
+    assert not done
+    assert [one["done"] for one in jobs.to_list()] == [True, False]
