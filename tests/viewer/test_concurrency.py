@@ -85,3 +85,21 @@ def test_jobs_that_were_stopped_do_not_begin() -> None:
     jobs.run()
     assert not done
     assert [one["done"] for one in jobs.to_list()] == [True, False]
+
+
+def test_a_prediction_is_not_taken_for_a_query(tmp_path: Path) -> None:
+    """While the network is watched for the queries of one input, another is predicted."""
+    exhibit = open_exhibit(runs.pictures(tmp_path / "run"), runs.PICTURES)
+    questions = Questions(exhibit, prepare=False)
+    body = {"input": {"index": 3}, "layer": "0"}
+    alone = questions.ask("spotlight", body)
+    assert exhibit.network is not None
+    with ThreadPoolExecutor(1) as other:
+
+        def meanwhile(*_: Any) -> None:
+            hook.remove()
+            other.submit(questions.ask, "predict", {"input": {"index": 5}}).result()
+            other.submit(questions.ask, "mute", {"input": {"index": 5}, "mute": [{"steps": [0, 3]}]}).result()
+
+        hook = exhibit.network.register_forward_pre_hook(meanwhile)
+        assert questions.ask("spotlight", body) == alone
