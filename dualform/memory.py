@@ -28,19 +28,21 @@ from dualform.certificate import Certificate, LayerCertificate
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.query.cancelling import cancelled
 from dualform.query.certify import audited_steps, certify
-from dualform.query.coefficients import Ledger
+from dualform.query.coefficients import Ledger, rule_of
 from dualform.query.directions import directions
 from dualform.query.distance import TOLERANCE
 from dualform.query.groups import By
 from dualform.query.queries import match_modules, queries_of
-from dualform.query.rebuild import weights
+from dualform.query.rebuild import rebuild, weights
 from dualform.query.scan import Slots
 from dualform.query.scope import Scope
 from dualform.query.seen import seen
 from dualform.query.selection import Selection, condition
+from dualform.query.shares import check_room, groups_of, shares
 from dualform.query.sketch import Sketches
-from dualform.query.state import stored_tensor
+from dualform.query.state import as_map, stored_tensor
 from dualform.query.stored import wide
+from dualform.shares import Shares
 from dualform.spotlight import Spotlight
 from dualform.store import Run, Shard, clean_name, summary, summary_lines
 from dualform.table import Table
@@ -180,21 +182,64 @@ class Memory:
         self._check_layer(layer)
         return self._sum_up(layer, self._run.shards[0])
 
+    def added(self, layer: str) -> dict[str, Tensor]:
+        """What the slots of this view have added to a layer's trained parameters, in float64: no initial part."""
+        self._check_layer(layer)
+        slots = self._scope.slots(layer)
+        found = rebuild(self._run, self._ledger, slots, self._selection, self._run.shards[0])
+        return {part.parameter: as_map(slots.layer, found[part].slots) for part in slots.layer.trained}
+
+    def shares(
+        self,
+        by: By = ("task", "label"),
+        progress: Callable[[str], None] = lambda layer: None,
+        *,
+        most_bytes: int = 2 << 30,
+    ) -> Shares:
+        """What each group of slots has added to all parameters: `memory.shares(by="label").model(model, without=[9])`.
+
+        Reads all slots once; from then on, to mute any set of groups is to subtract their matrices. It takes room
+        for a copy of the recorded parameters for each group: if that is more than `most_bytes`, it raises at once.
+        `progress` is called with each layer's name as its turn comes.
+        """
+        for layer in self._run.layers.values():
+            rule_of(self._run, layer)  # raises where there are keys only
+        grouping = groups_of(self._run, by)
+        check_room(self._run, grouping, most_bytes)
+        found = {}
+        for name in self._run.layers:
+            progress(name)
+            found[name] = shares(self._run, self._ledger, self._scope.slots(name), self._selection, grouping)
+        return Shares(Table(grouping.columns), self._run.layers, found, self._assembled, summed_up=self._is_summed_up())
+
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.
 
         The model passed gives the architecture only. With all slots up to a step, the nearest snapshot
         before it serves as the start; a view that leaves slots out is summed up from the beginning.
         """
-        match_modules(model, self._run.layers)
-        snapshot = self._run.snapshot(self._selection.until)
-        start = self._run.shards[0] if self._selection.conditions else snapshot
-        state = _state(snapshot)
-        if self._selection.conditions or snapshot.info.last_step < self._selection.until:
+        match_modules(model, self._run.layers)  # before anything is read
+        start = self._run.shards[0] if self._selection.conditions else self._snapshot
+        parameters: dict[str, Tensor] = {}
+        if self._is_summed_up():
             for name in self._run.layers:
-                state |= self._sum_up(name, start)
-        result = copy.deepcopy(model)
-        _load_state(result, state)
+                parameters |= self._sum_up(name, start)
+        return self._assembled(model, parameters)
+
+    @property
+    def _snapshot(self) -> Shard:
+        """The last one that this view may know of."""
+        return self._run.snapshot(self._selection.until)
+
+    def _is_summed_up(self) -> bool:
+        """Whether the parameters of this view are in no snapshot."""
+        return bool(self._selection.conditions) or self._snapshot.info.last_step < self._selection.until
+
+    def _assembled(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
+        """A copy of the model with these parameters, and all others from the last snapshot."""
+        match_modules(model, self._run.layers)
+        result, state = copy.deepcopy(model), _state(self._snapshot)
+        _load_state(result, state | {name: one.to(state[name].dtype) for name, one in parameters.items()})
         return result
 
     def _sum_up(self, layer: str, start: Shard) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ ROOMS = [
     ["datasets", "plots", "terminal"],
     ["companions", "text"],
     ["memory"],
-    ["spotlight"],
+    ["shares", "spotlight"],
     ["contribution"],
     ["questions"],
     ["certificate", "inputs", "jsonable", "table"],
