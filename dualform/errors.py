@@ -13,6 +13,8 @@ DualformError
 │   ├── UnknownName            no such layer, tag or value; lists those there are
 │   └── NotRecorded            the run does not hold what the question needs
 ├── DataError                  a data set is not found, not downloadable or malformed
+├── Refused                    the viewer is asked something it cannot answer
+├── CannotServe                the viewer has no address to be found at
 └── MissingExtra               an optional dependency is not installed
 """
 
@@ -72,6 +74,18 @@ class UnknownName(QueryError):
 
 class DataError(DualformError):
     """A data set is not found, not downloadable or malformed."""
+
+
+class Refused(DualformError):
+    """Said no to, with HTTP's status for it; `job` is what has to be done first, should that be the reason."""
+
+    def __init__(self, reason: str, status: int = 422, job: str | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.job = status, job
+
+
+class CannotServe(DualformError):
+    """There is no such address, or its port is not free."""
 
 
 class MissingExtra(DualformError):

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dualform.errors import Refused
 from dualform.store.document import Document
-from dualform.viewer.refused import Refused
 
 _MOST_SETS = 64
 _MOST_VALUES = 10_000

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.errors import Refused
 from dualform.inputs import Inputs
 from dualform.viewer.images import Pictures, Shape
-from dualform.viewer.refused import Refused
 
 Array = NDArray[np.float64]
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.errors import Refused
 from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.outputs import MOST
-from dualform.viewer.refused import Refused
 from dualform.viewer.subject import task_of
 
 _MOST_AT_ONCE = 500

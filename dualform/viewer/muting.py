@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dualform.errors import QueryError, UnknownName
+from dualform.errors import QueryError, Refused, UnknownName
 from dualform.shares import Shares
 from dualform.store import clean_name
 from dualform.viewer import code
 from dualform.viewer.asked import Asked, MuteSet
 from dualform.viewer.exhibit import POSITION, Exhibit
 from dualform.viewer.predictions import LIKELIEST, said_as, said_of
-from dualform.viewer.refused import Refused
 from dualform.viewer.subject import Subject, subject_of
 
 Added = Mapping[str, Tensor]  # by parameter

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from dualform.errors import QueryError
+from dualform.errors import QueryError, Refused
 from dualform.questions import Top
 from dualform.text import Passage, Text, passages
 from dualform.viewer import code
 from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import POSITION, Exhibit
-from dualform.viewer.refused import Refused
 from dualform.viewer.subject import subject_of
 
 _HITS = 10  # positions for each passage: neighbours are merged

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import listing
+from dualform.errors import Refused, listing
 from dualform.experiments.language.answers import next_logits
 from dualform.text import Text
 from dualform.viewer import code
 from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.outputs import probabilities
-from dualform.viewer.refused import Refused
 from dualform.viewer.subject import Subject, subject_of
 
 LIKELIEST = 10

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
 from typing import Any
 
-from dualform.errors import UnknownName
+from dualform.errors import Refused, UnknownName
 from dualform.viewer import facts, listing, passages
 from dualform.viewer.accuracy import accuracies
 from dualform.viewer.asked import Asked
@@ -21,7 +21,6 @@ from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.jobs import Job, Jobs
 from dualform.viewer.muting import Muting
 from dualform.viewer.predictions import Predictions
-from dualform.viewer.refused import Refused
 from dualform.viewer.spotlights import Spotlights
 
 __all__ = ["Questions", "Refused"]

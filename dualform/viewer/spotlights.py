@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from dualform.companions import in_precision_of
-from dualform.errors import UnknownName
+from dualform.errors import Refused, UnknownName
 from dualform.questions import Question, Timeline, Top, Total
 from dualform.spotlight import LayerSpotlight
 from dualform.table import Table
@@ -13,7 +13,6 @@ from dualform.viewer import code
 from dualform.viewer.asked import Asked
 from dualform.viewer.classes import LABEL, TASK
 from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.refused import Refused
 from dualform.viewer.subject import subject_of
 
 _BINS = 60

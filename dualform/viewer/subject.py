@@ -7,10 +7,10 @@ from torch import Tensor
 
 from dualform.companions import in_precision_of
 from dualform.datasets.tokens import encode_prompt
+from dualform.errors import Refused
 from dualform.viewer import code
 from dualform.viewer.asked import Drawn, Input, OwnInput, Prompt
 from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.refused import Refused
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import typer
 
 import dualform
 from dualform.cli import app
-from dualform.cli.output import finite
 from dualform.errors import QueryError
+from dualform.jsonable import finite
 from tests.cli.conftest import call, fails
 
 
@@ -22,7 +22,9 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["attend", "--help"], ["info", "no/such/run"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["attend", "--help"], ["view", "--help"], ["info", "no/such/run"]]
+)
 def test_torch_is_imported_only_when_needed(arguments: list[str]) -> None:
     done = python(
         f"import sys; sys.argv = ['dualform', *{arguments!r}]\n"
@@ -49,7 +51,7 @@ def test_info_needs_no_torch(run: Path) -> None:
 def test_every_help_has_an_example() -> None:
     commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     commands |= {f"reproduce {name}": one for name, one in commands.pop("reproduce").commands.items()}
-    assert {"demo", "info", "verify", "attend"} <= set(commands)
+    assert {"demo", "info", "verify", "attend", "view"} <= set(commands)
     for name, command in commands.items():
         assert command.epilog.startswith(f"Example: dualform {name}")
         assert call(*name.split(), "--help").exit_code == 0
@@ -93,7 +95,7 @@ def test_a_bug_is_not_hidden(run: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(call("info", run).exception, ZeroDivisionError)
 
 
-@pytest.mark.parametrize("command", ["info", "verify", "attend"])
+@pytest.mark.parametrize("command", ["info", "verify", "attend", "view"])
 def test_a_missing_run_is_one_line(tmp_path: Path, command: str) -> None:
     assert "there is no run at" in fails(command, tmp_path / "nowhere")
 

@@ -1,0 +1,60 @@
+"""`dualform view`: the run as a page in the browser."""
+
+import os
+import sys
+from importlib import import_module
+from typing import Annotated, NoReturn
+
+import typer
+
+from dualform.cli.app import Run, app
+from dualform.cli.companions import ClassNames, ImageShape, InputFile, Model, named
+from dualform.errors import MissingExtra
+
+
+@app.command(epilog="Example: dualform view runs/demo --port 9000 --no-browser")
+def view(
+    run: Run,
+    model: Model = None,
+    inputs: InputFile = None,
+    class_names: ClassNames = None,
+    image_shape: ImageShape = None,
+    host: Annotated[
+        str, typer.Option(metavar="NAME", help="Where to listen; 0.0.0.0 lets other machines look too.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Else the first free one from 8765.")
+    ] = None,
+    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+) -> None:
+    """Look at a run in the browser: its inputs, the training slots behind each prediction, and without them.
+
+    Serves a page on this machine, for this machine, until Ctrl-C.
+    """
+    _require_extra()
+    from dualform.viewer.port import open_port
+
+    with open_port(host, port) as opened:  # before the run is read, for it may be taken
+        from dualform.viewer.exhibit import open_exhibit
+        from dualform.viewer.questions import Questions
+        from dualform.viewer.serve import serve
+
+        exhibit = open_exhibit(run, named(model, inputs, class_names, image_shape))
+        serve(run, Questions(exhibit), opened, browser=not no_browser)
+    _leave()
+
+
+def _require_extra() -> None:
+    """Before the run is read, which may take a while."""
+    for package in ("starlette", "uvicorn"):
+        try:
+            import_module(package)
+        except ImportError:
+            raise MissingExtra(package, "view") from None
+
+
+def _leave() -> NoReturn:
+    """At once: threads may still be at a question nobody waits for, and cannot be stopped. Nothing is being written."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
