@@ -1,0 +1,156 @@
+// The training slots in the spotlight: one panel a layer, the chosen one large.
+import {inReport} from "viewer/ask";
+import {link} from "viewer/linked";
+import {isMuted, toggleId} from "viewer/muting";
+import {classColour, taskColour} from "viewer/palette";
+import {panel} from "viewer/panel";
+import {button, dotted} from "viewer/parts";
+import {picture} from "viewer/picture";
+import {state} from "viewer/state";
+import {className, el, number, short} from "viewer/words";
+
+const LARGE = 68, SMALL = 40;
+const HELP = "Training examples by the attention this layer pays to them: its input, times the input the layer had when it was "
+  + "trained on the example. Click an image to mute it.";
+
+/** The layer a state is about: the named one, or the last. */
+export function chosenLayer(run, now) {
+  return run.layers.some(({name}) => name === now.layer) ? now.layer : run.layers.at(-1).name;
+}
+
+/** Over which tag visits are summed, or null for single visits. */
+export function perOf(run, now) {
+  return now.per === "single" ? null : run.per.includes(now.per) ? now.per : run.per[0] ?? null;
+}
+
+function visitWords(row) {
+  if (row.visits > 1) return `${number(row.visits)} visits`;
+  return row.step === null || row.step === undefined ? "1 visit" : `step ${number(row.step)}`;
+}
+
+const classOf = (run, row) => (row.class === null || row.class === undefined ? null : className(run, row.class));
+
+function caption(run, row) {
+  const named = classOf(run, row);
+  return [
+    el("span", {class: "weight"}, short(row.score)),
+    named === null ? "" : dotted(named, classColour(run, row.class)),
+    el("span", {class: "quiet-text"}, row.tags.id === undefined ? `slot ${row.slot}` : `id ${row.tags.id}`),
+    el("span", {class: "quiet-text"}, visitWords(row)),
+  ];
+}
+
+function describe(run, row) {
+  const tags = Object.entries(row.tags).map(([name, value]) => `${name} ${value}`).join(", ");
+  return `attention ${number(row.score)}, ${tags}, ${visitWords(row)}`;
+}
+
+const linkOf = (row) => ({id: row.tags.id, slot: row.slot, class: row.class, step: row.step});
+
+function canMute(run, row) {
+  return !run.cannot.mute && !inReport && row.tags.id !== undefined;
+}
+
+function image(run, row, large) {
+  const several = run.tasks.length > 1;
+  const frame = several && row.tags.task !== undefined ? taskColour(run, row.tags.task) : null;
+  const onclick = canMute(run, row) ? () => toggleId(row.tags.id) : null;
+  const looks = large ? {size: LARGE, caption: caption(run, row)} : {size: SMALL};
+  const figure = picture(row.pixels, run.image.shape, {...looks, alt: describe(run, row), link: linkOf(row), onclick, frame});
+  figure.title = `${describe(run, row)}${onclick ? "\nClick to mute it" : ""}`;
+  figure.dataset.test = "top-image";
+  if (row.tags.id !== undefined) figure.dataset.id = row.tags.id;
+  return figure;
+}
+
+// Tags are names, even where they are numbers: no commas in them. Columns that are empty everywhere are left out.
+function columnsOf(rows) {
+  const known = (value) => (value === null || value === undefined ? null : number(value));
+  const all = [
+    ["weight", (row) => short(row.score)], ["slot", (row) => row.slot], ["step", (row) => known(row.step)], ["visits", (row) => known(row.visits)],
+    ...Object.keys(rows[0]?.tags ?? {}).map((tag) => [tag, (row) => row.tags[tag]]),
+  ];
+  return all.filter(([, value]) => rows.some((row) => value(row) !== null && value(row) !== undefined));
+}
+
+function slotTable(run, rows) {
+  const columns = columnsOf(rows);
+  const line = (row) => {
+    const tr = el("tr", {"data-test": "top-image"}, columns.map(([, value]) => el("td", {class: "numeric"}, String(value(row) ?? "–"))));
+    if (row.tags.id !== undefined) tr.dataset.id = row.tags.id;
+    if (canMute(run, row)) tr.append(el("td", {}, button("mute", () => toggleId(row.tags.id))));
+    return link(tr, linkOf(row));
+  };
+  const head = columns.map(([name]) => el("th", {scope: "col", class: "numeric"}, name));
+  return el("table", {class: "plain slots"}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows.map(line)));
+}
+
+function topRows(run, rows) {
+  return rows.map(({score, slot, step, visits, coefficient, tags, ...row}) => ({score, slot, step, visits, coefficient, class: classOf(run, row), ...tags}));
+}
+
+function perSwitch(run) {
+  if (!run.per.length) return {element: "", update: () => {}};
+  const choose = (value) => state.set({per: value === "single" ? value : null}, {replace: true});
+  const make = (value, text) => button(text, () => choose(value), {"data-per": value});
+  const buttons = [make(run.per[0], "per example"), make("single", "single visits")];
+  const update = (now) => {
+    const per = perOf(run, now) ?? "single";
+    for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.per === per));
+  };
+  const element = el("div", {class: "segmented", role: "group", "aria-label": "Sum over visits", "data-test": "per"}, buttons);
+  return {element, update};
+}
+
+/** The panel of one layer: {element, show, busy, fail, clear, update}. */
+function layerPanel(run, layer, place) {
+  const card = panel({title: layer.name, name: `spotlight-${layer.name}`, help: HELP});
+  const body = el("div", {class: run.image ? "thumbs layer-thumbs" : "scroll"});
+  const size = el("span", {class: "quiet-text"}, `${number(layer.d_in)} → ${number(layer.d_out)}`);
+  const choose = button([el("kbd", {class: "kbd"}, String(place + 1)), layer.name, size], () => state.set({layer: layer.name}, {replace: true}),
+    {class: "layer-name", title: `Choose this layer (${place + 1})`});
+  const heading = card.element.querySelector("h2");
+  const per = perSwitch(run);
+  heading.replaceChildren(choose);
+  heading.after(per.element);
+  Object.assign(card.element.dataset, {test: "layer-panel", layer: layer.name});
+  let rows = null, large = null;
+
+  function draw() {
+    if (!rows) return;
+    const nodes = run.image ? rows.map((row) => image(run, row, large)) : [slotTable(run, large ? rows : rows.slice(0, 3))];
+    body.replaceChildren(...nodes);
+    mark(state.get());
+    card.show(body);
+  }
+  function mark(now) {
+    body.querySelectorAll("[data-test=top-image]").forEach((item, k) => item.classList.toggle("is-muted", isMuted(now.mute, rows[k])));
+  }
+  function update(now) {
+    const chosen = chosenLayer(run, now) === layer.name;
+    card.element.classList.toggle("chosen", chosen);
+    choose.setAttribute("aria-pressed", String(chosen));
+    per.update(now);
+    if (chosen === large) mark(now);
+    else {
+      large = chosen;
+      draw();
+    }
+  }
+  function show(answer) {
+    rows = answer.top;
+    draw();
+    card.data(topRows(run, rows));
+    card.python(answer.python);
+  }
+  function clear() {
+    rows = null;
+    body.replaceChildren();
+    card.show([]);
+  }
+  return {element: card.element, update, show, busy: card.busy, fail: card.fail, clear};
+}
+
+export function layerPanels(run) {
+  return run.layers.map((layer, place) => ({layer, ...layerPanel(run, layer, place)}));
+}
