@@ -120,7 +120,7 @@ class Questions:
             self._accuracy = accuracies(self.exhibit, self._predictions, tell)
 
         return [
-            Job("spotlight", "reading the keys of each layer", lambda tell: self._spotlights.warm()),
+            Job("spotlight", "reading the keys of each layer", self._spotlights.warm),
             Job("mute", "summing up the weights due to each class", mute),
             Job("accuracy", "testing the model as it was at each snapshot", measure),
             Job("certificate", "measuring how exact the run is", certify),

@@ -1,5 +1,6 @@
 """The training slots behind an answer, per layer: `spotlight`."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -46,15 +47,16 @@ class Spotlights:
         found = {"layer": name, "note": note, "python": "\n".join([*subject.python, "", *lines])}
         return found | {"absent": self._absent(), "curves": [], "totals": [], "timeline": None} | self._shown(answers)
 
-    def warm(self) -> None:
+    def warm(self, progress: Callable[[float], None] = lambda share: None) -> None:
         """Ask what the page will ask until further answers are quick."""
         network, inputs = self._exhibit.network, self._exhibit.inputs
         if "spotlight" in self._exhibit.cannot or network is None or inputs is None:
             return
         rows = in_precision_of(network, inputs.inputs[:_WARMING])
         questions = self._questions(self.per[0] if self.per else None, 12, 500)
-        for name in self._memory.attend(network, rows):
-            for _ in range(2):  # the first makes sketches and sums, the second uses them
+        for number, name in enumerate(self._memory.layers):
+            for turn in range(2):  # the first makes sketches and sums, the second uses them
+                progress((number + turn / 2) / len(self._memory.layers))
                 self._memory.attend(network, rows)[name].collect(*questions.values())
 
     def _questions(self, per: str | None, top: int, curve: int) -> dict[str, Question]:
