@@ -39,7 +39,7 @@ def test_the_python_of_the_readme_runs(
 
 def test_the_commands_of_the_readme_exist() -> None:
     commands = re.findall(r"^dualform (\w+)", "\n".join(blocks("bash")), flags=re.MULTILINE)
-    assert set(commands) == {"demo", "info", "verify", "attend", "reproduce"}
+    assert set(commands) == {"demo", "info", "verify", "attend", "view", "report", "reproduce"}
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
 

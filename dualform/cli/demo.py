@@ -108,6 +108,7 @@ def _farewell(out: Path) -> str:
 The run is in {out}, with pictures of all this: spotlight.png, contribution.png and spotlight.pdf.
 
 What to try next:
+  dualform view {out}
   dualform verify {out}
   dualform attend {out} --index 3 --per id
   dualform attend {out} --index 3 --per id --layer output --contribution

@@ -50,6 +50,8 @@ class Muting:
         if self.possible and self._exhibit.classes.by:
             try:
                 self.shares = self._memory.shares(by=self._exhibit.classes.by, progress=progress)
+                for layer in self._memory.layers:
+                    self._seen(layer)
             except QueryError:  # more than fits into memory: each is read when it is muted
                 self._unsummed = True
 

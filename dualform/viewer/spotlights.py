@@ -54,10 +54,10 @@ class Spotlights:
             return
         rows = in_precision_of(network, inputs.inputs[:_WARMING])
         questions = self._questions(self.per[0] if self.per else None, 12, 500)
-        for number, name in enumerate(self._memory.layers):
-            for turn in range(2):  # the first makes sketches and sums, the second uses them
-                progress((number + turn / 2) / len(self._memory.layers))
-                self._memory.attend(network, rows)[name].collect(*questions.values())
+        spotlight = self._memory.attend(network, rows)
+        for number, name in enumerate(spotlight):
+            progress(number / len(spotlight))
+            spotlight[name].collect(*questions.values())
 
     def _questions(self, per: str | None, top: int, curve: int) -> dict[str, Question]:
         if per is not None and per not in self.per:

@@ -249,6 +249,7 @@ def test_a_merged_run_says_that_nothing_can_be_muted(browser: Browser, tmp_path:
         with opened(browser, f"{site}#prompt?prompt=the%20wolf") as page:
             expect(part(page, "passage").first).to_be_visible()
             expect(page.locator("main")).to_contain_text("nothing can be muted")
+            expect(part(page, "certificate").first).to_have_text("keys only: no certificate")
 
 
 def test_a_run_of_numbers_alone_says_what_is_missing(browser: Browser, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ export function certificatePanel(run) {
     const reason = all.find(({name}) => name === "certificate")?.failed;
     if (reason) words.textContent = reason;
     if (!certificate || table.childNodes.length) return;
-    table.replaceChildren(errorTable(certificate.layers ?? {}));
+    if (Object.keys(certificate.layers ?? {}).length) table.replaceChildren(errorTable(certificate.layers));
     card.data(certificate);
   });
   return {element: card.element, stop: () => [badge.stop(), stop()]};

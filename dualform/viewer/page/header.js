@@ -7,6 +7,7 @@ import {state} from "viewer/state";
 import {themeButton} from "viewer/theme";
 import {el, number} from "viewer/words";
 
+const NEEDS_VALUES = "Only a run that holds keys and values can be checked against the trained weights";
 const CERTIFICATE = "certificate";
 
 /** The certificate in a few words: {text, kind: ok | bad | busy | none, title}. */
@@ -17,7 +18,7 @@ export function certificateWords(run, answer) {
   if (job?.failed) return {text: "no certificate", kind: "none", title: job.failed};
   if (!answer || (job && !job.done)) return measuring(job?.share);
   const text = /values/.test(run.stored ?? "") ? "no certificate" : "keys only: no certificate";
-  return {text, kind: "none", title: "Only a run that holds keys and values can be checked against the trained weights"};
+  return {text, kind: "none", title: NEEDS_VALUES};
 }
 
 function measuring(share) {
@@ -25,7 +26,8 @@ function measuring(share) {
   return {text: `measuring …${part}`, kind: "busy", title: "How exact the run is, is being measured"};
 }
 
-function measured({ok, headline, relative_error: error}) {
+function measured({ok, headline, keys_only: keysOnly, relative_error: error}) {
+  if (keysOnly) return {text: "keys only: no certificate", kind: "none", title: NEEDS_VALUES};
   const text = ok ? `dual = primal to ${number(error)}` : `not exact: error ${number(error)}`;
   return {text, kind: ok ? "ok" : "bad", title: headline};
 }

@@ -53,5 +53,3 @@ export async function neighbour(now, direction) {
   const input = await at(now, next);
   return input && {index: input.index, start: next};
 }
-
-export {placeOf};

@@ -50,9 +50,10 @@ export function passagesPart(run) {
     title: "Training text behind this token", name: "passages", help: HELP,
     note: run.cannot.time ? `Summed over all visits: ${run.cannot.time}.` : null,
   });
-  const controls = el("div", {class: "row passage-controls"}, layerTabs(run), run.cannot.time ? null : visitsToggle());
   const {element} = frame;
-  element.querySelector("h2").after(controls); // in the heading, where a failure leaves them
+  const heading = element.querySelector("header"); // controls are there and below it, where a failure leaves them
+  if (!run.cannot.time) heading.querySelector("h2").after(visitsToggle());
+  if (run.layers.length > 1) heading.after(layerTabs(run));
   let mute = [];
   return {
     element,
@@ -65,7 +66,7 @@ export function passagesPart(run) {
     },
     update(asked) {
       mute = asked.mute;
-      press(controls, asked);
+      press(element, asked);
       showMuted(element, mute);
     },
     ...failing(frame),
@@ -79,14 +80,14 @@ export function fill(frame, nodes, rows, python) {
   frame.python(python);
 }
 
-/** How a panel is busy, fails and waits: with nothing left of what it showed before. */
+/** How a panel is busy, fails and waits. A failure leaves nothing of what was shown; an answer that is on its way leaves it, dimmed. */
 export function failing(frame) {
   const wait = (why) => fill(frame, quiet(why), null, null);
   const fail = (message) => {
     wait("");
     frame.fail(message);
   };
-  return {busy: frame.busy, fail, wait};
+  return {busy: frame.busy, fail, wait, clear: () => frame.busy(null)};
 }
 
 const quiet = (words) => el("p", {class: "muted-note"}, words);
@@ -94,24 +95,23 @@ const quiet = (words) => el("p", {class: "muted-note"}, words);
 // The layer, and whether visits are summed.
 
 function layerTabs(run) {
-  if (run.layers.length < 2) return null;
   const tab = ({name}, place) => el("button", {
     type: "button", "data-layer": name, title: place < 9 ? `Choose this layer (${place + 1})` : null,
     onclick: () => state.set({layer: name}, {replace: true}),
-  }, place < 9 ? el("kbd", {class: "kbd"}, String(place + 1)) : null, name);
-  return el("div", {class: "segmented", role: "group", "aria-label": "layer"}, run.layers.map(tab));
+  }, name);
+  return el("div", {class: "segmented layer-tabs", role: "group", "aria-label": "layer"}, run.layers.map(tab));
 }
 
 function visitsToggle() {
   const choice = (summed, words) => el("button", {
     type: "button", "data-summed": String(summed), onclick: () => state.set({summed}, {replace: true}),
   }, words);
-  return el("div", {class: "segmented", role: "group", "aria-label": "attention", "data-test": "summed"},
+  return el("div", {class: "segmented visits", role: "group", "aria-label": "attention", "data-test": "summed"},
     choice(true, "summed over all visits"), choice(false, "single visits"));
 }
 
-function press(controls, {layer, summed}) {
-  for (const button of controls.querySelectorAll("button")) {
+function press(element, {layer, summed}) {
+  for (const button of element.querySelectorAll("[data-layer], [data-summed]")) {
     const pressed = button.dataset.layer === layer || button.dataset.summed === String(summed);
     button.setAttribute("aria-pressed", String(pressed));
   }
@@ -137,8 +137,8 @@ function passageList(run, passages) {
 function passageItem(run, passage, rank, largest) {
   const head = el("div", {class: "passage-head"},
     el("span", {class: "passage-rank"}, String(rank)), el("strong", {class: "passage-title"}, readable(passage.title ?? "untitled")),
-    el("span", {class: "passage-facts"}, facts(passage.marks[0])),
-    run.cannot.mute || inReport ? null : muteButtons(passage));
+    el("div", {class: "passage-line"}, el("span", {class: "passage-facts"}, facts(passage.marks[0])),
+      run.cannot.mute || inReport ? null : muteButtons(passage)));
   return el("li", {class: "passage", "data-test": "passage"}, head, el("p", {class: "passage-text"}, pieces(passage, largest)));
 }
 

@@ -23,7 +23,7 @@ export function show(container, run) {
   let asked = null, read = null; // what the page is about, and the last input that the model could read
   const isRead = () => inReport || Boolean(run.cannot.predict) || read === canonical(asked.input);
   agenda.add({
-    what: "Asking the model …", lane: "quick", busy: expected.busy,
+    what: "Asking the model …", lane: "quick", busy: expected.busy, clear: expected.clear,
     wanted: ({input}) => input && ["predict", questions.predict(input)],
     show(answer) {
       read = canonical(asked.input);
@@ -72,13 +72,17 @@ function completed(now, run) {
   return {...now, prompt, layer, input: inputOf({...now, page: "prompt", prompt})};
 }
 
+let reported = null;
+
 /** The prompts in a report, each with the tokens it can be asked about; null is the last. */
 function inTheReport() {
+  if (reported) return reported;
   const found = new Map();
   for (const key of Object.keys(JSON.parse(document.getElementById("answers").textContent))) {
     const input = key.startsWith("predict ") ? JSON.parse(key.slice("predict ".length)).input : {};
     if (input.prompt) found.set(input.prompt, [...(found.get(input.prompt) ?? []), input.token ?? null]);
   }
+  reported = found;
   return found;
 }
 
@@ -251,13 +255,17 @@ function trayPart(run) {
   };
   const what = `Adding up what is left of the weights${adam ? ", step by step as Adam did. This can take a while" : ""} …`;
   const wanted = ({input, mute}) => (mute.length && !run.cannot.mute ? ["mute", questions.mute(input, mute)] : null);
-  return {element, update, show, what, wanted, ...failing(frame)};
+  const busy = (text) => {
+    if (text) honest.textContent = HONEST; // how many slots are muted comes with the answer
+    frame.busy(text);
+  };
+  return {element, update, show, what, wanted, ...failing(frame), busy};
 }
 
 function chip(set) {
   const name = nameOf(set);
   return el("button", {type: "button", class: "chip", "data-test": "chip", title: `Unmute ${name}`, onclick: () => toggleSet(set)},
-    name, el("span", {"aria-hidden": "true"}, " ×"));
+    el("span", {class: "chip-name"}, name), el("span", {"aria-hidden": "true"}, "×"));
 }
 
 function changeRows({before, after}) {
