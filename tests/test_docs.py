@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dualform import viewer
 from dualform.experiments.sections import number
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -19,6 +20,12 @@ PAGES = sorted(DOCS.rglob("*.md"))
 def test_files_a_document_points_to_are_there(page: Path) -> None:
     for target in re.findall(r"\]\(((?!https?:|#)[^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_all_modules_of_the_viewers_page_are_told_of() -> None:
+    page = (DOCS / "viewer.md").read_text(encoding="utf-8").partition("## The page")[2]
+    modules = {path.stem for path in (Path(viewer.__file__).parent / "page").glob("*.js")}
+    assert set(re.findall(r"`(\w+)`", page.partition("|---|---|")[2])) == modules
 
 
 @pytest.mark.parametrize("name", ["single", "joint", "continual"])

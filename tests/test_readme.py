@@ -9,12 +9,13 @@ from typer.testing import CliRunner
 
 import dualform
 from dualform.cli import app
+from dualform.viewer.exhibit import open_exhibit
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-OPTIMISERS = (ROOT / "docs" / "optimisers.md").read_text(encoding="utf-8")
+OPTIMISERS, VIEWER = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("optimisers", "viewer"))
 
 
 def blocks(language: str, page: str = README) -> list[str]:
@@ -32,6 +33,10 @@ def test_the_python_of_the_readme_runs(
     for block in blocks("python", OPTIMISERS):  # with the README's memory, model and test images
         names["memory"] = dualform.load("runs/digits")
         exec(compile(block, "optimisers.md", "exec"), names)
+    for block in blocks("python", VIEWER):
+        exec(compile(block, "viewer.md", "exec"), names)
+    exhibit = open_exhibit("runs/mine")
+    assert (exhibit.kind, list(exhibit.missing)) == ("images", ["model"])
     shown = re.sub(r"\d\.\de-\d\d", "N", capsys.readouterr().out.strip())
     promised = re.sub(r"\d\.\de-\d\d", "N", blocks("text")[0].strip())
     assert shown == promised

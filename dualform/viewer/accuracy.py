@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dualform.viewer import code
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.outputs import probabilities
 from dualform.viewer.predictions import Predictions
@@ -26,7 +27,12 @@ def accuracies(exhibit: Exhibit, predictions: Predictions, progress: Callable[[f
         for task, rows in samples.items():
             right = probabilities(network, exhibit.inputs.inputs[rows]).argmax(dim=1) == exhibit.inputs.labels[rows]
             found[task].append(float(right.float().mean()))
-    return {"steps": predictions.stops, "tasks": found, "inputs": {task: len(rows) for task, rows in samples.items()}}
+    return {
+        "steps": predictions.stops,
+        "tasks": found,
+        "inputs": {task: len(rows) for task, rows in samples.items()},
+        "python": "\n".join(code.accuracies(exhibit, predictions.stops, _SAMPLE)),
+    }
 
 
 def _samples(exhibit: Exhibit) -> dict[str, Tensor]:

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from dualform.viewer.exhibit import Exhibit
 
 
+def loaded(exhibit: "Exhibit", *lines: str) -> str:
+    """The run alone, and what follows."""
+    return "\n".join(["import dualform", "", f"memory = dualform.load({str(exhibit.memory.path)!r})", *lines])
+
+
 def opened(exhibit: "Exhibit") -> list[str]:
     """The run, and the model it ends with."""
     package, _, factory = (exhibit.model or "").partition(":")
@@ -30,23 +35,22 @@ def opened(exhibit: "Exhibit") -> list[str]:
 
 
 def own_row(exhibit: "Exhibit", index: int) -> list[str]:
+    return [*_inputs(exhibit), f"row = inputs.row({index}){_converted(exhibit)}"]
+
+
+def _inputs(exhibit: "Exhibit") -> list[str]:
     path = exhibit.named.inputs or exhibit.memory.path / exhibit.memory.about["inputs"]
-    return [
-        "",
-        "from pathlib import Path",
-        "from dualform.inputs import read_inputs",
-        f"row = read_inputs(Path({str(path)!r})).row({index})",
-        *_converted(exhibit),
-    ]
+    lines = ["", "from pathlib import Path", "from dualform.inputs import read_inputs"]
+    return [*lines, f"inputs = read_inputs(Path({str(path)!r}))"]
 
 
-def _converted(exhibit: "Exhibit") -> list[str]:
+def _converted(exhibit: "Exhibit") -> str:
     """Inputs are stored in one precision, and the model may be in another."""
     assert exhibit.inputs is not None
     assert exhibit.network is not None
     wanted = next((p.dtype for p in exhibit.network.parameters() if p.is_floating_point()), None)
     fits = not exhibit.inputs.inputs.is_floating_point() or wanted in (None, exhibit.inputs.inputs.dtype)
-    return [] if fits else [f"row = row.to({wanted})"]
+    return "" if fits else f".to({wanted})"
 
 
 def drawn_row(exhibit: "Exhibit", strokes: str) -> list[str]:
@@ -89,6 +93,24 @@ def history(steps: Sequence[int]) -> list[str]:
         f"steps = {list(steps)}",
         "with torch.no_grad():",
         "    probabilities = [torch.softmax(memory.until(step=s).model(model)(row), dim=1) for s in steps]",
+    ]
+
+
+def accuracies(exhibit: "Exhibit", steps: Sequence[int], most: int) -> list[str]:
+    """Of each task, on as many of its inputs, spread evenly."""
+    return [
+        *opened(exhibit),
+        *_inputs(exhibit),
+        f"steps = {list(steps)}",
+        "tasks = torch.zeros(len(inputs)) if inputs.tasks is None else inputs.tasks",
+        "accuracies = {}",
+        "for task in tasks.unique().tolist():",
+        "    rows = torch.nonzero(tasks == task).flatten()",
+        f"    rows = rows[torch.linspace(0, len(rows) - 1, min({most}, len(rows))).long()]",
+        f"    some, wanted = inputs.inputs[rows]{_converted(exhibit)}, inputs.labels[rows]",
+        "    with torch.no_grad():",
+        "        said = [memory.until(step=step).model(model)(some).argmax(dim=1) for step in steps]",
+        "    accuracies[task] = [(one == wanted).float().mean().item() for one in said]",
     ]
 
 

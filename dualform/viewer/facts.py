@@ -1,8 +1,11 @@
 """The run at a glance: `run`."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
+from dualform.experiments.room import RUNS
+from dualform.viewer import code
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.passages import example
 
@@ -13,7 +16,7 @@ def answer(exhibit: Exhibit, per: list[str]) -> dict[str, Any]:
     kept = f"keys summed by {memory.merged_by}" if memory.merged_by else "keys"
     stored = "keys and values" if summary["storage"]["values"] else kept
     return {
-        "name": memory.path.resolve().name,
+        "name": _name(memory.path.resolve()),
         "path": str(memory.path),
         **{name: summary[name] for name in ("created", "software", "steps", "bytes", "ended", "optimizers", "tags")},
         "stored": f"{stored} in {summary['storage']['dtype']}",
@@ -29,8 +32,17 @@ def answer(exhibit: Exhibit, per: list[str]) -> dict[str, Any]:
         "per": per,
         "cannot": exhibit.cannot,
         "missing": [{"what": what, "do": instead} for what, instead in exhibit.missing.items()],
+        "python": code.loaded(exhibit, "print(memory)", "memory.summary()"),
         "example": None if exhibit.text is None else example(exhibit.text),
     }
+
+
+def _name(path: Path) -> str:
+    """Of the run's directory; of one among others of an experiment, with the experiment's before it."""
+    experiment = path.parent.parent
+    if path.parent.name != RUNS or not (experiment / "results.json").is_file() or experiment.name == path.name:
+        return path.name
+    return f"{experiment.name}/{path.name}"
 
 
 def _output_names(exhibit: Exhibit) -> dict[str, list[str]] | None:

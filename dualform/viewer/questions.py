@@ -14,7 +14,7 @@ from threading import Thread
 from typing import Any
 
 from dualform.errors import Refused, UnknownName
-from dualform.viewer import facts, listing, passages
+from dualform.viewer import code, facts, listing, passages
 from dualform.viewer.accuracy import accuracies
 from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import Exhibit
@@ -114,7 +114,7 @@ class Questions:
 
         def certify(tell: Callable[[float], None]) -> None:
             found = self.exhibit.memory.verify(lambda layer: tell(layers.index(layer) / len(layers)))
-            self._certificate = found.to_dict()
+            self._certificate = found.to_dict() | {"python": code.loaded(self.exhibit, "print(memory.verify())")}
 
         def measure(tell: Callable[[float], None]) -> None:
             self._accuracy = accuracies(self.exhibit, self._predictions, tell)

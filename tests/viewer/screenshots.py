@@ -8,14 +8,15 @@ until nothing is being prepared any more, so that none shows a page half drawn.
 
 import argparse
 import base64
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import quote
 
 from PIL import Image
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser
 
 from dualform.viewer.exhibit import open_exhibit
 from dualform.viewer.questions import Questions
@@ -24,18 +25,16 @@ from tests.viewer.served import served
 
 LAPTOP, PROJECTOR = {"width": 1366, "height": 768}, {"width": 1920, "height": 1080}
 COLOURS = 256  # of a picture: a tenth of the bytes, and nobody sees it
-LIFT = (255, 255)
 
 
 @dataclass(frozen=True)
 class Shot:
-    """A page by its address, and what to do before it is taken."""
+    """A page by its address."""
 
     name: str
     state: str
     size: dict[str, int]
     dark: bool = False
-    act: Callable[[Page], object] = lambda page: None
 
 
 def three() -> str:
@@ -53,7 +52,7 @@ IMAGES = [
     Shot("time", "#spotlight?input={wrong}&step={early}", PROJECTOR),
 ]
 TASKS = [Shot("tasks", "#home", LAPTOP), Shot("task-muted", "#spotlight?input={wrong}&mute=task:{last}", PROJECTOR)]
-TEXT = [Shot("prompt", "#prompt?prompt={prompt}", PROJECTOR)]
+TEXT = [Shot("prompt", "#prompt?prompt={prompt}&mute=positions:{document}", PROJECTOR)]
 
 
 @contextmanager
@@ -62,7 +61,11 @@ def site(run: Path) -> Iterator[tuple[str, dict[str, object]]]:
     questions = Questions(open_exhibit(run), prepare=False)
     questions.jobs.run()
     about = questions.ask("run", {})
-    facts: dict[str, object] = {"prompt": (about["example"] or "").replace(" ", "%20")}
+    facts: dict[str, object] = {}
+    if about["example"]:
+        best = questions.ask("passages", {"input": {"prompt": about["example"]}, "layer": about["layers"][0]["name"]})
+        document = "-".join(map(str, best["passages"][0]["document"]))
+        facts |= {"prompt": quote(about["example"]), "document": document}
     if about["inputs"]:
         (wrong,) = questions.ask("inputs", {"count": 1})["inputs"]
         early = about["snapshots"][min(1, len(about["snapshots"]) - 1)]
@@ -80,13 +83,12 @@ def take(browser: Browser, run: Path, shots: list[Shot], out: Path) -> None:
                 part(page, "certificate").first.wait_for()
                 page.wait_for_load_state("networkidle")
                 page.wait_for_timeout(1500)  # for charts to have found their widths
-                shot.act(page)
                 save(page.screenshot(), out / f"{shot.name}.png")
 
 
 def save(picture: bytes, path: Path) -> None:
     image = Image.open(BytesIO(picture)).convert("RGB")
-    image.quantize(COLOURS, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

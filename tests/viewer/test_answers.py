@@ -77,6 +77,10 @@ def test_jobs_end_with_a_certificate_and_accuracies(pictures: Questions) -> None
     assert [found["accuracy"]["tasks"][task][-1] for task in runs.TASKS] == [
         pytest.approx(float(part.mean())) for part in right.split(6)
     ]
+    made = run_python(found["accuracy"])["accuracies"]
+    assert list(found["accuracy"]["tasks"].values()) == [pytest.approx(made[task]) for task in (0, 1)]
+    run_python(found["certificate"])
+    run_python(pictures.ask("run", {}))
 
 
 def test_inputs_come_mistakes_first_and_by_filters(pictures: Questions) -> None:

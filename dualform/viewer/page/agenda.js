@@ -65,7 +65,9 @@ export class Agenda {
 
   // With a moving pen in turn, so that every live item keeps up; else the first that is open.
   #choose(lanes) {
-    const resting = this.#resting(), items = this.items, after = this.last + 1;
+    const resting = this.#resting(),
+      items = this.items,
+      after = this.last + 1;
     const order = resting ? items : [...items.slice(after), ...items.slice(0, after)];
     return order.find((item) => item.open && lanes.includes(item.lane) && (resting || item.live));
   }
@@ -81,7 +83,8 @@ export class Agenda {
   async #run(item) {
     const job = item.needs?.(item.open[1]);
     if (job && !jobs.isDone(job)) return this.#wait(item, job, jobs.whatIs(job));
-    const {open: question, key, lane} = item, controller = new AbortController();
+    const {open: question, key, lane} = item,
+      controller = new AbortController();
     item.open = null;
     this.last = this.items.indexOf(item);
     this.running.set(lane, {item, controller});

@@ -53,7 +53,10 @@ function promptOf(now) {
 export function canonical(value) {
   if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
   if (value === null || typeof value !== "object") return JSON.stringify(value);
-  return `{${Object.keys(value).sort().map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`).join(",")}}`;
+  return `{${Object.keys(value)
+    .sort()
+    .map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`)
+    .join(",")}}`;
 }
 
 /** Call back with true when the server does not answer any more, and with false when it does again. */
@@ -117,7 +120,9 @@ function listedInReport(body) {
 
 function fitsFilters(input, {class: wanted, outcome, search}) {
   const right = input.predicted === input.label;
-  return (wanted === null || input.class === wanted)
-    && (outcome === null || (input.predicted !== null && right === (outcome === "right")))
-    && String(input.index).includes(search);
+  return (
+    (wanted === null || input.class === wanted) &&
+    (outcome === null || (input.predicted !== null && right === (outcome === "right"))) &&
+    String(input.index).includes(search)
+  );
 }

@@ -1,15 +1,14 @@
-/* A range of steps chosen by dragging over a chart or by keys on its two handles.
- *
- *   const brush = brushOf({bins, x, box, chart, onbrush: (a, b) => ...});   // (null, null) when removed
- *   svg.append(...brush.nodes(hit)); brush.put([100, 200]);
- *
- * Its ends are always ends of bars: a step in the middle of a bar could not be told from the bar's others.
- */
+// A range of steps chosen by dragging over a chart or by keys on its two handles.
+//
+//   const brush = brushOf({bins, x, box, chart, onbrush: (a, b) => ...});   // (null, null) when removed
+//   svg.append(...brush.nodes(hit)); brush.put([100, 200]);
+//
+// Its ends are always ends of bars: a step in the middle of a bar could not be told from the bar's others.
 import {svg, set, number} from "viewer/words";
 import {place, area} from "viewer/axes";
 import {closest} from "viewer/marker";
 
-const PAUSE = 250;                     // milliseconds after the last key before the answer is asked for
+const PAUSE = 250; // milliseconds after the last key before the answer is asked for
 
 export function brushOf({bins, x, box, chart, onbrush}) {
   const cuts = [bins[0].from, ...bins.map((bin) => bin.to)];
@@ -17,7 +16,8 @@ export function brushOf({bins, x, box, chart, onbrush}) {
   const shape = svg("rect", {class: "brush", y: box.top, height: box.bottom - box.top, "pointer-events": "none"});
   const handles = ["from", "to"].map((end) => handle(end, box));
   const group = svg("g", {class: "brushing", visibility: "hidden"}, shape, handles);
-  let range = null, telling = null;
+  let range = null,
+    telling = null;
 
   const draw = () => {
     group.setAttribute("visibility", range ? "visible" : "hidden");
@@ -27,7 +27,8 @@ export function brushOf({bins, x, box, chart, onbrush}) {
     shape.setAttribute("x", a);
     shape.setAttribute("width", Math.max(0, b - a));
     handles.forEach((one, k) => {
-      const step = cuts[range[k]], words = `${k ? "before" : "from"} step ${number(step)}`;
+      const step = cuts[range[k]],
+        words = `${k ? "before" : "from"} step ${number(step)}`;
       set(one, {transform: `translate(${[a, b][k]} 0)`, "aria-valuemin": cuts[0], "aria-valuemax": cuts.at(-1)});
       set(one, {"aria-valuenow": step, "aria-valuetext": words});
     });
@@ -58,20 +59,25 @@ export function brushOf({bins, x, box, chart, onbrush}) {
   return {nodes, put};
 }
 
-const ordered = (a, b, count) => (a === b ? (a + 1 < count ? [a, a + 1] : [a - 1, a]) : [Math.min(a, b), Math.max(a, b)]);
+const ordered = (a, b, count) =>
+  a === b ? (a + 1 < count ? [a, a + 1] : [a - 1, a]) : [Math.min(a, b), Math.max(a, b)];
 
 function handle(end, box) {
   const middle = (box.top + box.bottom) / 2;
   const name = end === "from" ? "first step of the range" : "end of the range";
-  return svg("g", {class: "handle", role: "slider", tabindex: "-1", "aria-label": name},
+  return svg(
+    "g",
+    {class: "handle", role: "slider", tabindex: "-1", "aria-label": name},
     svg("rect", {class: "hit", x: -8, y: box.top, width: 16, height: box.bottom - box.top}),
     svg("line", {x1: 0, x2: 0, y1: box.top, y2: box.bottom}),
-    svg("rect", {class: "grip", x: -4, y: middle - 12, width: 8, height: 24, rx: 4}));
+    svg("rect", {class: "grip", x: -4, y: middle - 12, width: 8, height: 24, rx: 4}),
+  );
 }
 
 /** Dragging over the plot makes a new range; a click removes the one there is. */
 function dragging(hit, {at, nearest, cuts, get, assign, tell}) {
-  let anchor = null, moved = false;
+  let anchor = null,
+    moved = false;
   hit.classList.add("brushable");
   hit.addEventListener("pointerdown", (event) => {
     if (event.button) return;
@@ -104,15 +110,30 @@ function pulling(one, k, {at, nearest, cuts, get, assign, tell, change}) {
     return range;
   };
   let held = false;
-  one.addEventListener("pointerdown", (event) => { held = true; one.setPointerCapture(event.pointerId); event.stopPropagation(); });
-  one.addEventListener("pointermove", (event) => { if (held) assign(moved(nearest(at(event)))); });
-  one.addEventListener("pointerup", () => { if (held) tell(); held = false; });
-  one.addEventListener("pointercancel", () => { held = false; });
+  one.addEventListener("pointerdown", (event) => {
+    held = true;
+    one.setPointerCapture(event.pointerId);
+    event.stopPropagation();
+  });
+  one.addEventListener("pointermove", (event) => {
+    if (held) assign(moved(nearest(at(event))));
+  });
+  one.addEventListener("pointerup", () => {
+    if (held) tell();
+    held = false;
+  });
+  one.addEventListener("pointercancel", () => {
+    held = false;
+  });
   one.addEventListener("keydown", (event) => {
-    const far = event.shiftKey ? 5 : 1, now = get()?.[k];
+    const far = event.shiftKey ? 5 : 1,
+      now = get()?.[k];
     if (now === undefined) return;
-    const back = now - far, on = now + far;
-    const to = {ArrowLeft: back, ArrowDown: back, ArrowRight: on, ArrowUp: on, Home: 0, End: cuts.length - 1}[event.key];
+    const back = now - far,
+      on = now + far;
+    const to = {ArrowLeft: back, ArrowDown: back, ArrowRight: on, ArrowUp: on, Home: 0, End: cuts.length - 1}[
+      event.key
+    ];
     if (to !== undefined) change(moved(to), PAUSE);
     else if (event.key === "Escape" || event.key === "Delete") change(null, 0);
     else return;
@@ -125,11 +146,18 @@ function pulling(one, k, {at, nearest, cuts, get, assign, tell, change}) {
 function starter({box, cuts, change, handles}) {
   const third = Math.max(1, Math.floor((cuts.length - 1) / 3));
   const name = "Choose a range of steps: press Enter, then move its ends with the arrow keys";
-  return area(box, {class: "starter", rx: 3, tabindex: "0", role: "button", "pointer-events": "none", "aria-label": name,
+  return area(box, {
+    class: "starter",
+    rx: 3,
+    tabindex: "0",
+    role: "button",
+    "pointer-events": "none",
+    "aria-label": name,
     onkeydown: (event) => {
       if (event.key !== "Enter" && event.key !== " ") return;
       event.preventDefault();
       change([Math.min(third, cuts.length - 2), Math.min(cuts.length - 1, 2 * third)], 0);
       handles[0].focus();
-    }});
+    },
+  });
 }

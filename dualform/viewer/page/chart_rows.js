@@ -1,7 +1,6 @@
-/* Bars lying down, one row for each class: for names too long to stand below upright bars.
- *
- *   rowBars([{label: "Ankle boot", value: 1.2e6}], "attention weight", 400);    // {nodes, height}, for frame()
- */
+// Bars lying down, one row for each class: for names too long to stand below upright bars.
+//
+//   rowBars([{label: "Ankle boot", value: 1.2e6}], "attention weight", 400);    // {nodes, height}, for frame()
 import {svg, set, number} from "viewer/words";
 import {link} from "viewer/linked";
 import {scale, text, line, textWidth, cut, reading} from "viewer/axes";
@@ -30,25 +29,50 @@ export function rowGroup(row, some, ...children) {
 
 export function rowBars(rows, unit, width) {
   const {format, most} = reading(unit);
-  const values = rows.map((row) => row.value ?? 0), emphases = rows.map((row) => row.emphasis).filter(Boolean);
-  const names = Math.min(width * 0.42, Math.max(...rows.map((row) => textWidth(row.label, 12, Boolean(row.emphasis)))) + 2);
+  const values = rows.map((row) => row.value ?? 0),
+    emphases = rows.map((row) => row.emphasis).filter(Boolean);
+  const names = Math.min(
+    width * 0.42,
+    Math.max(...rows.map((row) => textWidth(row.label, 12, Boolean(row.emphasis)))) + 2,
+  );
   const numbers = Math.max(...values.map((value) => textWidth(format(value), 11, true))) + 8;
-  const lo = Math.min(0, ...values), hi = Math.max(most ?? 0, ...values, lo < 0 ? 0 : 1e-300);
-  const left = names + 10 + (lo < 0 ? numbers : 0), x = scale([lo, hi], [left, width - numbers]);
+  const lo = Math.min(0, ...values),
+    hi = Math.max(most ?? 0, ...values, lo < 0 ? 0 : 1e-300);
+  const left = names + 10 + (lo < 0 ? numbers : 0),
+    x = scale([lo, hi], [left, width - numbers]);
   const top = unit || emphases.length ? 28 : 6;
-  return {height: top + rows.length * ROW + 4, nodes: [
-    text(0, 12, cut(unit, width - legendWidth(emphases) - 10), {class: "axis-label"}),
-    roleLegend(emphases, width, 12),
-    rows.map((row, i) => oneRow(row, top + i * ROW, {x, names, width, format, some: emphases.length > 0})),
-    line(x(0), top, x(0), top + rows.length * ROW, {class: "zero"}),
-  ]};
+  return {
+    height: top + rows.length * ROW + 4,
+    nodes: [
+      text(0, 12, cut(unit, width - legendWidth(emphases) - 10), {class: "axis-label"}),
+      roleLegend(emphases, width, 12),
+      rows.map((row, i) => oneRow(row, top + i * ROW, {x, names, width, format, some: emphases.length > 0})),
+      line(x(0), top, x(0), top + rows.length * ROW, {class: "zero"}),
+    ],
+  };
 }
 
 function oneRow(row, y, {x, names, width, format, some}) {
-  const value = row.value ?? 0, from = Math.min(x(0), x(value)), to = Math.max(x(0), x(value));
-  return rowGroup(row, some,
+  const value = row.value ?? 0,
+    from = Math.min(x(0), x(value)),
+    to = Math.max(x(0), x(value));
+  return rowGroup(
+    row,
+    some,
     svg("rect", {class: "hit", x: 0, y, width, height: ROW}),
     text(names, y + ROW / 2, cut(row.label, names), {class: "name", "text-anchor": "end", dy: "0.35em"}),
-    svg("rect", {class: "fill", x: from, y: y + 4, width: Math.max(0.75, to - from), height: ROW - 8, rx: round(to - from)}),
-    text(value < 0 ? from - 5 : to + 5, y + ROW / 2, format(value), {class: "value", "text-anchor": value < 0 ? "end" : "start", dy: "0.35em"}));
+    svg("rect", {
+      class: "fill",
+      x: from,
+      y: y + 4,
+      width: Math.max(0.75, to - from),
+      height: ROW - 8,
+      rx: round(to - from),
+    }),
+    text(value < 0 ? from - 5 : to + 5, y + ROW / 2, format(value), {
+      class: "value",
+      "text-anchor": value < 0 ? "end" : "start",
+      dy: "0.35em",
+    }),
+  );
 }

@@ -1,18 +1,28 @@
-/* Attention over training time: a bar for each range of steps, tasks below, a brush and a marker.
- *
- *   const chart = timeline({first: [0, 50], last: [50, 100], values: [3, -1], unit: "attention", onbrush: (a, b) => ...});
- *   chart.set({brush: [0, 50], marker: 80});       // changes both without drawing again
- *
- * `last` is left out of its bar. A brush is drawn by dragging, or by the keyboard (Enter, then arrows); Escape removes it.
- */
+// Attention over training time: a bar for each range of steps, tasks below, a brush and a marker.
+//
+//   const chart = timeline({first: [0, 50], last: [50, 100], values: [3, -1], unit: "attention", onbrush: (a, b) => ...});
+//   chart.set({brush: [0, 50], marker: 80});       // changes both without drawing again
+//
+// `last` is left out of its bar. A brush is drawn by dragging, or by the keyboard (Enter, then arrows); Escape removes it.
 import {svg, set, number} from "viewer/words";
 import {frame, scale, ticks, domain, text, line, textWidth, yAxis, xAxis, room, cut, place, area} from "viewer/axes";
 import {brushOf} from "viewer/brush";
 import {markerOf} from "viewer/marker";
 import {nothing} from "viewer/labels";
 
-export function timeline({first, last, values, unit = "", bands = [], brush = null, onbrush = null, marker = null, caption = "",
-  width, height = 200}) {
+export function timeline({
+  first,
+  last,
+  values,
+  unit = "",
+  bands = [],
+  brush = null,
+  onbrush = null,
+  marker = null,
+  caption = "",
+  width,
+  height = 200,
+}) {
   const bins = values.map((value, i) => ({value: value ?? 0, ...edges(first, last, i, values.length)}));
   const state = {brush, marker};
   const draw = (wide, tall, chart) => {
@@ -22,9 +32,13 @@ export function timeline({first, last, values, unit = "", bands = [], brush = nu
     put(state);
     return {nodes};
   };
-  const name = caption || unit || "over training time", role = onbrush ? "group" : "img";
+  const name = caption || unit || "over training time",
+    role = onbrush ? "group" : "img";
   const chart = frame({name, describe: described(bins, bands), width, height, draw, kind: "timeline", role});
-  chart.set = (changes) => { Object.assign(state, changes); put(state); };
+  chart.set = (changes) => {
+    Object.assign(state, changes);
+    put(state);
+  };
   chart.setAttribute("data-listens", "");
   chart.addEventListener("linked", ({detail}) => state.parts?.cursor(detail?.step ?? null));
   return chart;
@@ -55,43 +69,79 @@ function colourOf({from, to}, bands) {
 }
 
 function drawn(bins, {unit, bands, onbrush, state}, width, height, chart) {
-  const range = domain(bins.map((bin) => bin.value)), marks = ticks(...range, 4);
+  const range = domain(bins.map((bin) => bin.value)),
+    marks = ticks(...range, 4);
   const box = {left: room(marks), right: width - 8, top: 36, bottom: height - 36 - (bands.length ? 24 : 0)};
-  const x = scale([bins[0].from, bins.at(-1).to], [box.left, box.right]), y = scale(range, [box.bottom, box.top]);
+  const x = scale([bins[0].from, bins.at(-1).to], [box.left, box.right]),
+    y = scale(range, [box.bottom, box.top]);
   const said = text(box.right, 12, "", {class: "readout", "text-anchor": "end"});
-  const told = onbrush && ((a, b) => {
-    state.brush = a === null ? null : [a, b];
-    onbrush(a, b);
-  });
+  const told =
+    onbrush &&
+    ((a, b) => {
+      state.brush = a === null ? null : [a, b];
+      onbrush(a, b);
+    });
   const rule = line(0, box.top, 0, box.bottom, {class: "cursor-line", visibility: "hidden"});
-  const cursor = (step) => set(rule, step === null ? {visibility: "hidden"} : {visibility: "visible", x1: x(step), x2: x(step)});
-  const parts = {cursor, brush: brushOf({bins, x, box, chart, onbrush: told}), marker: markerOf({xs: [], x, box, chart, state})};
+  const cursor = (step) =>
+    set(rule, step === null ? {visibility: "hidden"} : {visibility: "visible", x1: x(step), x2: x(step)});
+  const parts = {
+    cursor,
+    brush: brushOf({bins, x, box, chart, onbrush: told}),
+    marker: markerOf({xs: [], x, box, chart, state}),
+  };
   const hit = hovering(bins, {x, box, chart, said});
-  return {parts, nodes: [
-    yAxis(marks, y, box.left, box.right),
-    bins.map((bin) => binBar(bin, x, y, bands)),
-    line(box.left, y(0), box.right, y(0), {class: "zero"}),
-    xAxis(ticks(bins[0].from, bins.at(-1).to, Math.max(2, Math.floor(width / 110))), x, box.bottom),
-    bands.map((band) => bandMark(band, x, box)),
-    text(0, 12, cut(unit, width * 0.6), {class: "axis-label"}), said,
-    text(box.right, height - 2, "training step", {class: "axis-label", "text-anchor": "end"}),
-    rule, hit, parts.brush.nodes(hit), parts.marker.node,
-  ]};
+  return {
+    parts,
+    nodes: [
+      yAxis(marks, y, box.left, box.right),
+      bins.map((bin) => binBar(bin, x, y, bands)),
+      line(box.left, y(0), box.right, y(0), {class: "zero"}),
+      xAxis(ticks(bins[0].from, bins.at(-1).to, Math.max(2, Math.floor(width / 110))), x, box.bottom),
+      bands.map((band) => bandMark(band, x, box)),
+      text(0, 12, cut(unit, width * 0.6), {class: "axis-label"}),
+      said,
+      text(box.right, height - 2, "training step", {class: "axis-label", "text-anchor": "end"}),
+      rule,
+      hit,
+      parts.brush.nodes(hit),
+      parts.marker.node,
+    ],
+  };
 }
 
 function binBar({from, to, value}, x, y, bands) {
-  const wide = x(to) - x(from), gap = wide > 5 ? 1 : 0, [high, low] = [Math.min(y(0), y(value)), Math.max(y(0), y(value))];
-  return svg("rect", {class: "bin", x: x(from) + gap / 2, y: high, width: Math.max(0.5, wide - gap), height: Math.max(0.5, low - high),
-    style: {"--own": colourOf({from, to}, bands)}});
+  const wide = x(to) - x(from),
+    gap = wide > 5 ? 1 : 0,
+    [high, low] = [Math.min(y(0), y(value)), Math.max(y(0), y(value))];
+  return svg("rect", {
+    class: "bin",
+    x: x(from) + gap / 2,
+    y: high,
+    width: Math.max(0.5, wide - gap),
+    height: Math.max(0.5, low - high),
+    style: {"--own": colourOf({from, to}, bands)},
+  });
 }
 
 /** A task's time as a strip below the numbers of the axis. */
 function bandMark({label, first, last, colour}, x, box) {
-  const from = Math.max(box.left, x(first)), to = Math.min(box.right, x(last + 1)), y = box.bottom + 26;
+  const from = Math.max(box.left, x(first)),
+    to = Math.min(box.right, x(last + 1)),
+    y = box.bottom + 26;
   if (!(to > from)) return null;
-  return svg("g", {class: "band"},
-    svg("rect", {x: from + 1, y, width: Math.max(1, to - from - 2), height: 5, rx: 2.5, style: {fill: colour ?? "var(--quiet)"}}),
-    textWidth(label) < to - from && text((from + to) / 2, y + 18, label, {class: "tick", "text-anchor": "middle"}));
+  return svg(
+    "g",
+    {class: "band"},
+    svg("rect", {
+      x: from + 1,
+      y,
+      width: Math.max(1, to - from - 2),
+      height: 5,
+      rx: 2.5,
+      style: {fill: colour ?? "var(--quiet)"},
+    }),
+    textWidth(label) < to - from && text((from + to) / 2, y + 18, label, {class: "tick", "text-anchor": "middle"}),
+  );
 }
 
 function put({parts, brush}) {
@@ -101,9 +151,16 @@ function put({parts, brush}) {
 
 /** Says steps and value of the bar under the pointer. */
 function hovering(bins, {x, box, chart, said}) {
-  const glow = svg("rect", {class: "glow", y: box.top, height: box.bottom - box.top, visibility: "hidden", "pointer-events": "none"});
+  const glow = svg("rect", {
+    class: "glow",
+    y: box.top,
+    height: box.bottom - box.top,
+    visibility: "hidden",
+    "pointer-events": "none",
+  });
   const move = (event) => {
-    const step = x.invert(place(chart, event).x), bin = bins.find(({from, to}) => from <= step && step < to);
+    const step = x.invert(place(chart, event).x),
+      bin = bins.find(({from, to}) => from <= step && step < to);
     glow.setAttribute("visibility", bin ? "visible" : "hidden");
     said.textContent = bin ? `${steps(bin)} · ${number(bin.value)}` : "";
     if (bin) set(glow, {x: x(bin.from), width: x(bin.to) - x(bin.from)});

@@ -30,8 +30,11 @@ export function outputRows(run, {task = null, label = null, predicted = null}, c
   return Array.from({length: count}, (_, k) => {
     const number = outputClass(run, task, k);
     return {
-      label: outputName(run, task, k), colour: outputColour(run, task, k), link: number === null ? null : {class: number},
-      emphasis: roleOf(k, label, predicted), output: k,
+      label: outputName(run, task, k),
+      colour: outputColour(run, task, k),
+      link: number === null ? null : {class: number},
+      emphasis: roleOf(k, label, predicted),
+      output: k,
     };
   });
 }
@@ -63,9 +66,12 @@ export function setName(run, set) {
   if (steps) return `steps ${steps[0]} to ${steps[1] - 1}`;
   if (positions) return `positions ${positions[0]} to ${positions[1] - 1}`;
   if (id) return id.length > 4 ? `${id.length} training examples` : `training example ${id.join(", ")}`;
-  if (label && !Object.keys(others).length) return `class ${label.map((value) => labelName(run, task?.[0], value)).join(", ")}`;
+  if (label && !Object.keys(others).length)
+    return `class ${label.map((value) => labelName(run, task?.[0], value)).join(", ")}`;
   if (task) return `task ${task.join(", ")}`;
-  return Object.entries(set).map(([name, values]) => `${name} ${values.join(", ")}`).join(", ");
+  return Object.entries(set)
+    .map(([name, values]) => `${name} ${values.join(", ")}`)
+    .join(", ");
 }
 
 function labelName(run, task, label) {

@@ -6,18 +6,21 @@ import {inReport} from "viewer/ask";
 import {button} from "viewer/parts";
 import {el} from "viewer/words";
 
-const UNITS = 254;          // the pad's width and height in points of the code
-const LIFT = 255;           // written twice: the pen leaves the pad
-const NEAR = 1.5;           // units within which a point adds nothing
-const MOST = 600;           // points, so that an address stays an address
-const PEN = 22;             // units: about the width of a digit's stroke in the training images
+const UNITS = 254; // the pad's width and height in points of the code
+const LIFT = 255; // written twice: the pen leaves the pad
+const NEAR = 1.5; // units within which a point adds nothing
+const MOST = 600; // points, so that an address stays an address
+const PEN = 22; // units: about the width of a digit's stroke in the training images
 
 export const canDraw = (run) => !run.cannot.draw && run.kind === "images" && !inReport;
 
 /** The code of strokes, each a list of [x, y]. */
 export function encode(strokes) {
   const bytes = strokes.flatMap((stroke, k) => [...(k ? [LIFT, LIFT] : []), ...stroke.flat()]);
-  return btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "");
+  return btoa(String.fromCharCode(...bytes))
+    .replaceAll("+", "-")
+    .replaceAll("/", "_")
+    .replace(/=+$/, "");
 }
 
 /** The strokes of a code; what is not one gives none. */
@@ -38,7 +41,8 @@ export function decode(code) {
 }
 
 function paint(canvas, strokes) {
-  const context = canvas.getContext("2d"), scale = canvas.width / UNITS;
+  const context = canvas.getContext("2d"),
+    scale = canvas.width / UNITS;
   context.clearRect(0, 0, canvas.width, canvas.height);
   context.strokeStyle = getComputedStyle(canvas).color;
   Object.assign(context, {lineWidth: PEN * scale, lineCap: "round", lineJoin: "round"});
@@ -63,8 +67,17 @@ function apart([a, b], [c, d]) {
 /** {element, restore(code)}; calls ondraw(code) with every change, at most once a frame. */
 export function drawpad(ondraw) {
   const label = "Draw pad: draw with mouse, finger or pen";
-  const canvas = el("canvas", {class: "pad", width: 340, height: 340, role: "img", "aria-label": label, "data-test": "drawpad"});
-  let strokes = [], pen = null, frame = null;
+  const canvas = el("canvas", {
+    class: "pad",
+    width: 340,
+    height: 340,
+    role: "img",
+    "aria-label": label,
+    "data-test": "drawpad",
+  });
+  let strokes = [],
+    pen = null,
+    frame = null;
   const undo = button("Undo stroke", () => change(strokes.slice(0, -1)), {"data-test": "undo-stroke"});
   const clear = button("Clear", () => change([]), {"data-test": "clear-pad"});
   const count = () => strokes.reduce((sum, stroke) => sum + stroke.length + 1, 0);
@@ -85,7 +98,8 @@ export function drawpad(ondraw) {
     tell();
   };
   const add = (event) => {
-    const point = pointOf(canvas, event), stroke = strokes.at(-1);
+    const point = pointOf(canvas, event),
+      stroke = strokes.at(-1);
     if (count() < MOST && (!stroke.length || apart(point, stroke.at(-1)))) stroke.push(point);
   };
 

@@ -9,11 +9,18 @@ const CAN = {draw: "Drawing", predict: "Predictions", spotlight: "Spotlight", ti
 
 function when(created) {
   const date = new Date(created);
-  return Number.isNaN(date.getTime()) ? String(created ?? "") : date.toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"});
+  return Number.isNaN(date.getTime())
+    ? String(created ?? "")
+    : date.toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"});
 }
 
 function layerTable(run) {
-  const row = ({name, kind, d_in: from, d_out: to, slots}) => [name, kind, `${number(from)} → ${number(to)}`, number(slots)];
+  const row = ({name, kind, d_in: from, d_out: to, slots}) => [
+    name,
+    kind,
+    `${number(from)} → ${number(to)}`,
+    number(slots),
+  ];
   return table(["layer", "kind", "size", "slots"], run.layers.map(row), {numeric: [3]});
 }
 
@@ -23,13 +30,20 @@ function stops(run) {
 }
 
 function pairs(run) {
-  const tags = Object.entries(run.tags ?? {}).map(([name, kind]) => `${name} (${kind})`).join(", ");
+  const tags = Object.entries(run.tags ?? {})
+    .map(([name, kind]) => `${name} (${kind})`)
+    .join(", ");
   const {accuracy = null, count} = run.inputs ?? {};
-  const times = run.tasks.map(({name, first_step: first, last_step: last}) => `${name}: steps ${number(first)} to ${number(last)}`);
+  const times = run.tasks.map(
+    ({name, first_step: first, last_step: last}) => `${name}: steps ${number(first)} to ${number(last)}`,
+  );
   return [
     ["Model", run.model ?? "not named"],
     ["Accuracy", accuracy === null ? null : `${percent(accuracy)} of ${number(count)} test inputs`],
-    ["Training", `${number(run.steps)} steps of ${run.optimizers.join(", ")}${run.ended === "complete" ? "" : ` (${run.ended})`}`],
+    [
+      "Training",
+      `${number(run.steps)} steps of ${run.optimizers.join(", ")}${run.ended === "complete" ? "" : ` (${run.ended ?? "cut off, or still being recorded"})`}`,
+    ],
     ["Tasks", times.length ? times.join("; ") : null],
     ["Stored", `${run.stored}, ${bytes(run.bytes)}, ${stops(run)}`],
     ["Tags", tags || "none"],
@@ -42,6 +56,7 @@ export function factsPanel(run) {
   const list = el("dl", {class: "facts", "data-test": "home-facts"}, items);
   const facts = panel({title: "This run", name: `${run.name}-facts`, body: [list, layerTable(run)]});
   facts.data(run.layers);
+  facts.python(run.python);
   return facts;
 }
 
@@ -50,20 +65,26 @@ function errorTable(layers) {
   return table(["layer", "relative error", ""], Object.entries(layers).map(row), {numeric: [1]});
 }
 
-const MEANING = "Each layer, put together from its slots alone, is compared with the trained layer: the smaller the error, "
-  + "the more exact everything on these pages.";
+const MEANING =
+  "Each layer, put together from its slots alone, is compared with the trained layer: the smaller the error, " +
+  "the more exact everything on these pages.";
 
 export function certificatePanel(run) {
   const badge = certificateBadge(run, "certificate-detail");
   const table = el("div");
   const words = el("p", {class: "muted-note"}, MEANING);
-  const card = panel({title: "Certificate", name: `${run.name}-certificate`, body: [el("p", {}, badge.element), table, words]});
+  const card = panel({
+    title: "Certificate",
+    name: `${run.name}-certificate`,
+    body: [el("p", {}, badge.element), table, words],
+  });
   const stop = jobs.subscribe(({certificate, jobs: all}) => {
     const reason = all.find(({name}) => name === "certificate")?.failed;
     if (reason) words.textContent = reason;
     if (!certificate || table.childNodes.length) return;
     if (Object.keys(certificate.layers ?? {}).length) table.replaceChildren(errorTable(certificate.layers));
     card.data(certificate);
+    card.python(certificate.python);
   });
   return {element: card.element, stop: () => [badge.stop(), stop()]};
 }

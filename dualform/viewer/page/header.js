@@ -79,9 +79,23 @@ export function fillHeader(header, run) {
   const {text, line} = progress();
   const layers = `${run.layers.length} ${run.layers.length === 1 ? "layer" : "layers"}`;
   const name = button(run.name, () => state.set({page: "home"}), {class: "run-name", title: run.path});
-  const help = button("?", helpDialog, {class: "icon-text", title: "Keyboard (?)", "aria-label": "Keyboard shortcuts", "data-test": "help"});
+  const help = button("?", helpDialog, {
+    class: "icon-text",
+    title: "Keyboard (?)",
+    "aria-label": "Keyboard shortcuts",
+    "data-test": "help",
+  });
   header.replaceChildren(
-    name, el("span", {class: "quiet-text"}, layers), certificateBadge(run).element,
-    inReport ? el("span", {class: "badge", title: "The answers are inside this file; no server is needed"}, "report") : "",
-    navigation(run), text, themeButton(), help, line);
+    name,
+    el("span", {class: "quiet-text"}, layers),
+    certificateBadge(run).element,
+    inReport
+      ? el("span", {class: "badge", title: "The answers are inside this file; no server is needed"}, "report")
+      : "",
+    navigation(run),
+    text,
+    themeButton(),
+    help,
+    line,
+  );
 }

@@ -20,7 +20,8 @@ const MOST_PAGES = 5; // pages that an address brings back at once
 const isWrong = (input) => input.predicted !== null && input.label !== null && input.predicted !== input.label;
 
 function outcomeWords(run, input) {
-  const truth = input.class === null ? (input.label === null ? null : String(input.label)) : run.classes[input.class].name;
+  const truth =
+    input.class === null ? (input.label === null ? null : String(input.label)) : run.classes[input.class].name;
   const said = input.predicted === null ? null : outputName(run, input.task, input.predicted);
   if (!isWrong(input)) return truth ?? said ?? `${input.index}`;
   return [truth, " → ", el("b", {}, said)];
@@ -44,29 +45,64 @@ function anchor(input, place, attributes, ...children) {
 }
 
 function thumb(run, input, place) {
-  const frame = run.tasks.length > 1 ? taskColour(run, input.task) : null, words = describe(run, input);
+  const frame = run.tasks.length > 1 ? taskColour(run, input.task) : null,
+    words = describe(run, input);
   const figure = picture(input.pixels, run.image.shape, {size: 60, alt: "", caption: outcomeWords(run, input), frame});
-  const item = anchor(input, place, {class: `thumb${isWrong(input) ? " wrong" : ""}`, title: words, "aria-label": words}, figure);
+  const item = anchor(
+    input,
+    place,
+    {class: `thumb${isWrong(input) ? " wrong" : ""}`, title: words, "aria-label": words},
+    figure,
+  );
   return input.class === null ? item : link(item, {class: input.class});
 }
 
 function textRow(run, input, place) {
   const outcome = input.label === null && input.predicted === null ? "" : el("span", {}, outcomeWords(run, input));
   const task = input.task ? el("span", {class: "quiet-text"}, input.task) : "";
-  const item = anchor(input, place, {class: `input-row${isWrong(input) ? " wrong" : ""}`}, el("b", {}, `${input.index}`), outcome, task);
+  const item = anchor(
+    input,
+    place,
+    {class: `input-row${isWrong(input) ? " wrong" : ""}`},
+    el("b", {}, `${input.index}`),
+    outcome,
+    task,
+  );
   return input.class === null ? item : link(item, {class: input.class});
 }
 
 function filters(run) {
   const pick = (name, parse) => (event) => state.set({[name]: parse(event.target.value), start: 0}, {replace: true});
-  const choice = (test, label, onchange, options) => el("select", {"data-test": test, "aria-label": label, onchange},
-    options.map(([value, text]) => el("option", {value}, text)));
-  const outcome = choice("filter-outcome", "Outcome", pick("outcome", (text) => text || null),
-    [["", "right and wrong"], ["wrong", "wrong only"], ["right", "right only"]]);
-  const classes = choice("filter-class", "True class", pick("class", (text) => (text === "" ? null : Number(text))),
-    [["", "all classes"], ...run.classes.map((_, k) => [String(k), `class ${className(run, k)}`])]);
-  const search = el("input", {type: "search", inputmode: "numeric", placeholder: "number  /", "aria-label": "Find by number",
-    "data-test": "search", oninput: pick("search", (text) => text.trim())});
+  const choice = (test, label, onchange, options) =>
+    el(
+      "select",
+      {"data-test": test, "aria-label": label, onchange},
+      options.map(([value, text]) => el("option", {value}, text)),
+    );
+  const outcome = choice(
+    "filter-outcome",
+    "Outcome",
+    pick("outcome", (text) => text || null),
+    [
+      ["", "right and wrong"],
+      ["wrong", "wrong only"],
+      ["right", "right only"],
+    ],
+  );
+  const classes = choice(
+    "filter-class",
+    "True class",
+    pick("class", (text) => (text === "" ? null : Number(text))),
+    [["", "all classes"], ...run.classes.map((_, k) => [String(k), `class ${className(run, k)}`])],
+  );
+  const search = el("input", {
+    type: "search",
+    inputmode: "numeric",
+    placeholder: "number  /",
+    "aria-label": "Find by number",
+    "data-test": "search",
+    oninput: pick("search", (text) => text.trim()),
+  });
   const labelled = run.inputs?.labelled;
   const shown = [labelled && !run.cannot.predict && outcome, labelled && run.classes.length > 0 && classes, search];
   const update = (now) => {
@@ -79,11 +115,17 @@ function filters(run) {
 
 function taskLegend(run) {
   if (run.tasks.length < 2 || !run.image) return "";
-  return el("span", {class: "row"}, run.tasks.map(({name}) => dotted(name, taskColour(run, name), true)));
+  return el(
+    "span",
+    {class: "row"},
+    run.tasks.map(({name}) => dotted(name, taskColour(run, name), true)),
+  );
 }
 
 function nothingFits() {
-  const clear = button("Clear the filters", () => state.set({outcome: null, class: null, search: "", start: 0}), {"data-test": "clear-filters"});
+  const clear = button("Clear the filters", () => state.set({outcome: null, class: null, search: "", start: 0}), {
+    "data-test": "clear-filters",
+  });
   return el("p", {class: "row muted-note"}, "No input fits.", clear);
 }
 
@@ -96,8 +138,16 @@ function inputList(run) {
   const toPad = () => state.set({page: "spotlight", input: "drawn:", step: null});
   const draw = canDraw(run) ? button("Draw one yourself", toPad, {class: "draw-button"}) : "";
   const bar = el("div", {class: "row list-bar"}, chosen.element, count, taskLegend(run), draw);
-  const card = panel({title: inReport ? "Inputs in this report" : "Test inputs", name: "inputs", body: [bar, grid, more]});
-  let key = null, turn = 0, pages = 0, queue = Promise.resolve();
+  const card = panel({
+    title: inReport ? "Inputs in this report" : "Test inputs",
+    name: "inputs",
+    body: [bar, grid, more],
+  });
+  let key = null,
+    turn = 0,
+    pages = 0,
+    listed = [],
+    queue = Promise.resolve();
 
   async function load(now, upto, mine) {
     while (pages <= upto && mine === turn) {
@@ -107,6 +157,8 @@ function inputList(run) {
       const items = inputs.map((input, k) => make(run, input, pages * PAGE_OF_INPUTS + k));
       if (pages === 0) grid.replaceChildren(...items);
       else grid.append(...items);
+      listed = [...(pages === 0 ? [] : listed), ...inputs.map(({pixels, ...facts}) => facts)];
+      card.data(listed);
       pages += 1;
       const order = now.outcome === null && inputs.some(isWrong) ? ", wrong ones first" : "";
       count.textContent = `${number(total)} ${total === 1 ? "input" : "inputs"}${order}`;
@@ -139,17 +191,31 @@ function inputList(run) {
 }
 
 function toPrompt(run) {
-  const words = el("p", {}, "This run is a language model: write a text, and see which training passages are behind each next token.");
+  const words = el(
+    "p",
+    {},
+    "This run is a language model: write a text, and see which training passages are behind each next token.",
+  );
   const open = button("Ask with a prompt", () => state.set({page: "prompt"}), {class: "primary"});
   return panel({title: "Prompt", name: "prompt", body: [words, open]}).element;
 }
 
 export function show(container, run) {
-  const facts = factsPanel(run), certificate = certificatePanel(run), training = trainingPanel(run), missing = missingPanel(run);
+  const facts = factsPanel(run),
+    certificate = certificatePanel(run),
+    training = trainingPanel(run),
+    missing = missingPanel(run);
   const list = run.inputs && run.kind !== "text" ? inputList(run) : null;
   container.replaceChildren(
-    el("div", {class: "glance"}, facts.element, el("div", {class: "stack"}, certificate.element, missing?.element ?? ""), training.element),
-    list?.element ?? (run.kind === "text" ? toPrompt(run) : ""));
+    el(
+      "div",
+      {class: "glance"},
+      facts.element,
+      el("div", {class: "stack"}, certificate.element, missing?.element ?? ""),
+      training.element,
+    ),
+    list?.element ?? (run.kind === "text" ? toPrompt(run) : ""),
+  );
   // Outcomes are known once the model has been asked, which may be after the page was.
   let waits = list !== null && run.inputs.accuracy === null && !run.cannot.predict && !inReport;
   const stop = jobs.subscribe(({jobs: all}) => {
@@ -158,8 +224,5 @@ export function show(container, run) {
     forgetListing();
     list.update(state.get(), true);
   });
-  return {
-    update: (now) => list?.update(now),
-    close: () => [stop(), certificate.stop(), training.stop()],
-  };
+  return {update: (now) => list?.update(now), close: () => [stop(), certificate.stop(), training.stop()]};
 }

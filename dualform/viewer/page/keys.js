@@ -14,7 +14,8 @@ const SHORTCUTS = [
   [["?"], "this list"],
 ];
 
-const MOUSE = "In a chart over training time, drag to mark a stretch. Hover over a class, image or step to see it everywhere.";
+const MOUSE =
+  "In a chart over training time, drag to mark a stretch. Hover over a class, image or step to see it everywhere.";
 
 /** Another input, with what belongs to the old one left behind. */
 export function choose(index, start = state.get().start) {
@@ -38,11 +39,22 @@ async function search() {
 }
 
 export function helpDialog() {
-  const keyed = (keys) => el("th", {scope: "row"}, keys.map((key) => el("kbd", {class: "kbd"}, key)));
+  const keyed = (keys) =>
+    el(
+      "th",
+      {scope: "row"},
+      keys.map((key) => el("kbd", {class: "kbd"}, key)),
+    );
   const rows = SHORTCUTS.map(([keys, what]) => el("tr", {}, keyed(keys), el("td", {}, what)));
   const close = button("Close", () => dialog.close());
-  const dialog = el("dialog", {class: "help", "aria-label": "Keyboard"},
-    el("h2", {}, "Keyboard"), el("table", {}, el("tbody", {}, rows)), el("p", {class: "muted-note"}, MOUSE), close);
+  const dialog = el(
+    "dialog",
+    {class: "help", "aria-label": "Keyboard"},
+    el("h2", {}, "Keyboard"),
+    el("table", {}, el("tbody", {}, rows)),
+    el("p", {class: "muted-note"}, MOUSE),
+    close,
+  );
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();
@@ -54,12 +66,23 @@ export function listen(run) {
     if (chosen && state.get().page !== "home") state.set({layer: chosen.name}, {replace: true});
   };
   const actions = {
-    ArrowLeft: () => go(-1), ArrowRight: () => go(1), "/": search, u: undo, "?": helpDialog,
+    ArrowLeft: () => go(-1),
+    ArrowRight: () => go(1),
+    "/": search,
+    u: undo,
+    "?": helpDialog,
     Escape: () => state.get().page !== "home" && state.set({page: "home"}),
   };
   document.addEventListener("keydown", (event) => {
     const {key, target} = event;
-    if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (
+      event.defaultPrevented ||
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey ||
+      document.querySelector("dialog[open]")
+    )
+      return;
     if (target instanceof Element && typing(target)) return key === "Escape" ? target.blur() : undefined;
     const action = /^[1-9]$/.test(key) ? () => layer(key) : actions[key];
     if (!action) return;

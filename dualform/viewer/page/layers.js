@@ -9,9 +9,11 @@ import {picture} from "viewer/picture";
 import {state} from "viewer/state";
 import {className, el, number, short} from "viewer/words";
 
-const LARGE = 68, SMALL = 40;
-const HELP = "Training examples by the attention this layer pays to them: its input, times the input the layer had when it was "
-  + "trained on the example. Click an image to mute it.";
+const LARGE = 68,
+  SMALL = 40;
+const HELP =
+  "Training examples by the attention this layer pays to them: its input, times the input the layer had when it was " +
+  "trained on the example. Click an image to mute it.";
 
 /** The layer a state is about: the named one, or the last. */
 export function chosenLayer(run, now) {
@@ -20,7 +22,7 @@ export function chosenLayer(run, now) {
 
 /** Over which tag visits are summed, or null for single visits. */
 export function perOf(run, now) {
-  return now.per === "single" ? null : run.per.includes(now.per) ? now.per : run.per[0] ?? null;
+  return now.per === "single" ? null : run.per.includes(now.per) ? now.per : (run.per[0] ?? null);
 }
 
 function visitWords(row) {
@@ -41,7 +43,9 @@ function caption(run, row) {
 }
 
 function describe(run, row) {
-  const tags = Object.entries(row.tags).map(([name, value]) => `${name} ${value}`).join(", ");
+  const tags = Object.entries(row.tags)
+    .map(([name, value]) => `${name} ${value}`)
+    .join(", ");
   return `attention ${number(row.score)}, ${tags}, ${visitWords(row)}`;
 }
 
@@ -56,7 +60,13 @@ function image(run, row, large) {
   const frame = several && row.tags.task !== undefined ? taskColour(run, row.tags.task) : null;
   const onclick = canMute(run, row) ? () => toggleId(row.tags.id) : null;
   const looks = large ? {size: LARGE, caption: caption(run, row)} : {size: SMALL};
-  const figure = picture(row.pixels, run.image.shape, {...looks, alt: describe(run, row), link: linkOf(row), onclick, frame});
+  const figure = picture(row.pixels, run.image.shape, {
+    ...looks,
+    alt: describe(run, row),
+    link: linkOf(row),
+    onclick,
+    frame,
+  });
   figure.title = `${describe(run, row)}${onclick ? "\nClick to mute it" : ""}`;
   figure.dataset.test = "top-image";
   if (row.tags.id !== undefined) figure.dataset.id = row.tags.id;
@@ -67,7 +77,10 @@ function image(run, row, large) {
 function columnsOf(rows) {
   const known = (value) => (value === null || value === undefined ? null : number(value));
   const all = [
-    ["weight", (row) => short(row.score)], ["slot", (row) => row.slot], ["step", (row) => known(row.step)], ["visits", (row) => known(row.visits)],
+    ["weight", (row) => short(row.score)],
+    ["slot", (row) => row.slot],
+    ["step", (row) => known(row.step)],
+    ["visits", (row) => known(row.visits)],
     ...Object.keys(rows[0]?.tags ?? {}).map((tag) => [tag, (row) => row.tags[tag]]),
   ];
   return all.filter(([, value]) => rows.some((row) => value(row) !== null && value(row) !== undefined));
@@ -76,9 +89,20 @@ function columnsOf(rows) {
 function slotTable(run, rows) {
   const columns = columnsOf(rows);
   const line = (row) => {
-    const tr = el("tr", {"data-test": "top-image"}, columns.map(([, value]) => el("td", {class: "numeric"}, String(value(row) ?? "–"))));
+    const tr = el(
+      "tr",
+      {"data-test": "top-image"},
+      columns.map(([, value]) => el("td", {class: "numeric"}, String(value(row) ?? "–"))),
+    );
     if (row.tags.id !== undefined) tr.dataset.id = row.tags.id;
-    if (canMute(run, row)) tr.append(el("td", {}, button("mute", () => toggleId(row.tags.id))));
+    if (canMute(run, row))
+      tr.append(
+        el(
+          "td",
+          {},
+          button("mute", () => toggleId(row.tags.id)),
+        ),
+      );
     return link(tr, linkOf(row));
   };
   const head = columns.map(([name]) => el("th", {scope: "col", class: "numeric"}, name));
@@ -86,7 +110,15 @@ function slotTable(run, rows) {
 }
 
 function topRows(run, rows) {
-  return rows.map(({score, slot, step, visits, coefficient, tags, ...row}) => ({score, slot, step, visits, coefficient, class: classOf(run, row), ...tags}));
+  return rows.map(({score, slot, step, visits, coefficient, tags, ...row}) => ({
+    score,
+    slot,
+    step,
+    visits,
+    coefficient,
+    class: classOf(run, row),
+    ...tags,
+  }));
 }
 
 function perSwitch(run) {
@@ -98,7 +130,11 @@ function perSwitch(run) {
     const per = perOf(run, now) ?? "single";
     for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.per === per));
   };
-  const element = el("div", {class: "segmented", role: "group", "aria-label": "Sum over visits", "data-test": "per"}, buttons);
+  const element = el(
+    "div",
+    {class: "segmented", role: "group", "aria-label": "Sum over visits", "data-test": "per"},
+    buttons,
+  );
   return {element, update};
 }
 
@@ -107,24 +143,32 @@ function layerPanel(run, layer, place) {
   const card = panel({title: layer.name, name: `spotlight-${layer.name}`, help: HELP});
   const body = el("div", {class: run.image ? "thumbs layer-thumbs" : "scroll"});
   const size = el("span", {class: "quiet-text"}, `${number(layer.d_in)} → ${number(layer.d_out)}`);
-  const choose = button([el("kbd", {class: "kbd"}, String(place + 1)), layer.name, size], () => state.set({layer: layer.name}, {replace: true}),
-    {class: "layer-name", title: `Choose this layer (${place + 1})`});
+  const choose = button(
+    [el("kbd", {class: "kbd"}, String(place + 1)), layer.name, size],
+    () => state.set({layer: layer.name}, {replace: true}),
+    {class: "layer-name", title: `Choose this layer (${place + 1})`},
+  );
   const heading = card.element.querySelector("h2");
   const per = perSwitch(run);
   heading.replaceChildren(choose);
   heading.after(per.element);
   Object.assign(card.element.dataset, {test: "layer-panel", layer: layer.name});
-  let rows = null, large = null;
+  let rows = null,
+    large = null;
 
   function draw() {
     if (!rows) return;
-    const nodes = run.image ? rows.map((row) => image(run, row, large)) : [slotTable(run, large ? rows : rows.slice(0, 3))];
+    const nodes = run.image
+      ? rows.map((row) => image(run, row, large))
+      : [slotTable(run, large ? rows : rows.slice(0, 3))];
     body.replaceChildren(...nodes);
     mark(state.get());
     card.show(body);
   }
   function mark(now) {
-    body.querySelectorAll("[data-test=top-image]").forEach((item, k) => item.classList.toggle("is-muted", isMuted(now.mute, rows[k])));
+    body
+      .querySelectorAll("[data-test=top-image]")
+      .forEach((item, k) => item.classList.toggle("is-muted", isMuted(now.mute, rows[k])));
   }
   function update(now) {
     const chosen = chosenLayer(run, now) === layer.name;

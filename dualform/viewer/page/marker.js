@@ -1,8 +1,7 @@
-/* The line at the chosen step of a chart; with `onpick` it is a slider, for the pointer and the keyboard.
- *
- *   const marker = markerOf({xs: [0, 250], x, box, chart, state: {marker: 250}, onpick: (step) => ..., onput: (step) => ...});
- *   svg.append(marker.node); marker.put();         // after state.marker has changed
- */
+// The line at the chosen step of a chart; with `onpick` it is a slider, for the pointer and the keyboard.
+//
+//   const marker = markerOf({xs: [0, 250], x, box, chart, state: {marker: 250}, onpick: (step) => ..., onput: (step) => ...});
+//   svg.append(marker.node); marker.put();         // after state.marker has changed
 import {svg, set, number} from "viewer/words";
 import {line, place, text, textWidth} from "viewer/axes";
 
@@ -13,11 +12,16 @@ export function closest(xs, value) {
 
 export function markerOf({xs, x, box, chart, state, onpick, onput}) {
   const label = text(0, box.top - 9, "", {class: "tick"});
-  const node = svg("g", {class: onpick ? "marker slider" : "marker"},
+  const node = svg(
+    "g",
+    {class: onpick ? "marker slider" : "marker"},
     svg("rect", {class: "hit", x: -9, y: box.top - 4, width: 18, height: box.bottom - box.top + 8}),
-    line(0, box.top - 4, 0, box.bottom), onpick && svg("circle", {class: "grip", cy: box.bottom, r: 5}));
+    line(0, box.top - 4, 0, box.bottom),
+    onpick && svg("circle", {class: "grip", cy: box.bottom, r: 5}),
+  );
   const put = () => {
-    const step = state.marker ?? null, px = step === null ? 0 : Math.min(box.right, Math.max(box.left, x(step)));
+    const step = state.marker ?? null,
+      px = step === null ? 0 : Math.min(box.right, Math.max(box.left, x(step)));
     set(node, {visibility: step === null ? "hidden" : "visible", transform: `translate(${px} 0)`});
     label.textContent = step === null ? "" : `step ${number(step)}`;
     const wide = textWidth(label.textContent);
@@ -35,8 +39,14 @@ export function markerOf({xs, x, box, chart, state, onpick, onput}) {
 }
 
 function slide(node, {xs, x, chart, state, pick}) {
-  set(node, {role: "slider", tabindex: 0, "aria-label": "training step", "aria-valuemin": xs[0], "aria-valuemax": xs.at(-1)});
-  let held = null;                     // the step where the pointer took it
+  set(node, {
+    role: "slider",
+    tabindex: 0,
+    "aria-label": "training step",
+    "aria-valuemin": xs[0],
+    "aria-valuemax": xs.at(-1),
+  });
+  let held = null; // the step where the pointer took it
   node.addEventListener("pointerdown", (event) => {
     held = {from: state.marker};
     node.setPointerCapture(event.pointerId);
@@ -55,7 +65,9 @@ function slide(node, {xs, x, chart, state, pick}) {
     held = null;
   });
   node.addEventListener("keydown", (event) => {
-    const now = closest(xs, state.marker), back = now - 1, on = now + 1;
+    const now = closest(xs, state.marker),
+      back = now - 1,
+      on = now + 1;
     const to = {ArrowLeft: back, ArrowDown: back, ArrowRight: on, ArrowUp: on, Home: 0, End: xs.length - 1}[event.key];
     if (to === undefined) return;
     event.preventDefault();

@@ -1,10 +1,9 @@
-/* Colours of classes, tasks and roles, as CSS variables so that they follow the theme (style.css has the values).
- *
- *   bar.style.fill = classColour(run, 3);          // "var(--class-3)"
- *   name.style.color = PREDICTED;                  // "var(--predicted)"
- */
-
-const CLASSES = 20, TASKS = 4;
+// Colours of classes, tasks and roles, as CSS variables so that they follow the theme (style.css has the values).
+//
+//   bar.style.fill = classColour(run, 3);          // "var(--class-3)"
+//   name.style.color = PREDICTED;                  // "var(--predicted)"
+const CLASSES = 20,
+  TASKS = 4;
 
 /** What an input was taken for, what it is, and both at once: the prediction is right. */
 export const PREDICTED = "var(--predicted)";

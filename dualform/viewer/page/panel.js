@@ -1,14 +1,13 @@
-/* A titled frame that can be enlarged and saved.
- *
- *   const totals = panel({title: "Attention per class", name: "totals", help: "What the bars are."});
- *   totals.show(bars({...})); totals.data(rows); totals.python(answer.python); column.append(totals.element);
- *
- * Elements with the attribute data-not-saved are left out of saved figures, as are buttons and fields.
- */
+// A titled frame that can be enlarged and saved.
+//
+//   const totals = panel({title: "Attention per class", name: "totals", help: "What the bars are."});
+//   totals.show(bars({...})); totals.data(rows); totals.python(answer.python); column.append(totals.element);
+//
+// Elements with the attribute data-not-saved are left out of saved figures, as are buttons and fields.
 import {el} from "viewer/words";
 import {look, toolbar} from "viewer/toolbar";
 
-const PATIENCE = 150;                  // milliseconds before a spinner shows: most answers are faster
+const PATIENCE = 150; // milliseconds before a spinner shows: most answers are faster
 
 /** A <section class="panel"> and the functions that fill it. `body` is what it shows at first. */
 export function panel({title, name = "panel", note = null, help = null, body = null}) {
@@ -47,14 +46,23 @@ function filling({body, status}, tools) {
     }
     clearTimeout(waiting);
     body.setAttribute("aria-busy", "true");
-    waiting = setTimeout(() => { say("busy", text); body.setAttribute("aria-busy", "true"); }, PATIENCE);
+    waiting = setTimeout(() => {
+      say("busy", text);
+      body.setAttribute("aria-busy", "true");
+    }, PATIENCE);
   };
   const fill = (nodes, kind, text) => {
     say(kind, text);
-    body.replaceChildren(...[nodes].flat(Infinity).filter((node) => node !== null && node !== undefined && node !== false));
+    body.replaceChildren(
+      ...[nodes].flat(Infinity).filter((node) => node !== null && node !== undefined && node !== false),
+    );
     tools.refresh();
   };
-  return {show: (nodes) => fill(nodes, "", ""), busy, fail: (problem) => fill([], "failed", problem?.message ?? String(problem))};
+  return {
+    show: (nodes) => fill(nodes, "", ""),
+    busy,
+    fail: (problem) => fill([], "failed", problem?.message ?? String(problem)),
+  };
 }
 
 /** Moves the panel's inside into a dialog and, when that closes, back; the page below does not move. */
@@ -66,14 +74,16 @@ function enlarge(element, inner, button) {
   }
   element.style.minHeight = `${element.offsetHeight}px`;
   const dialog = el("dialog", {class: "enlarged", "aria-label": element.getAttribute("aria-label")}, inner);
-  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  dialog.addEventListener("click", (event) => {
+    if (event.target === dialog) dialog.close();
+  });
   dialog.addEventListener("close", () => {
     element.append(inner);
     element.style.minHeight = "";
     dialog.remove();
     look(button, "enlarge", "Enlarge").focus();
   });
-  element.append(dialog);              // inside the panel: it goes when the panel goes
+  element.append(dialog); // inside the panel: it goes when the panel goes
   dialog.showModal();
   look(button, "close", "Close (Esc)").focus();
 }

@@ -13,7 +13,16 @@ export function table(head, rows, {numeric = []} = {}) {
   const kind = (k) => numeric.includes(k) && "numeric";
   const cell = (content, k) => (k ? el("td", {class: kind(k)}, content) : el("th", {scope: "row"}, content));
   const heads = head.map((text, k) => el("th", {scope: "col", class: kind(k)}, text));
-  return el("table", {class: "plain"}, el("thead", {}, el("tr", {}, heads)), el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell)))));
+  return el(
+    "table",
+    {class: "plain"},
+    el("thead", {}, el("tr", {}, heads)),
+    el(
+      "tbody",
+      {},
+      rows.map((row) => el("tr", {}, row.map(cell))),
+    ),
+  );
 }
 
 /** Why there is nothing to see, in the place where it would be. */

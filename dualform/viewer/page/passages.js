@@ -1,10 +1,9 @@
-/* Passages of the training text behind a token of a prompt, shaded by attention.
- *
- *   const part = passagesPart(run);                // an item of an agenda with an element
- *   part.update({layer, summed, mute});            // what is pressed and muted; passages come by part.show
- *
- * Shades are alpha over the page's background, so that they read well on light and dark pages.
- */
+// Passages of the training text behind a token of a prompt, shaded by attention.
+//
+//   const part = passagesPart(run);                // an item of an agenda with an element
+//   part.update({layer, summed, mute});            // what is pressed and muted; passages come by part.show
+//
+// Shades are alpha over the page's background, so that they read well on light and dark pages.
 import {inReport, questions} from "viewer/ask";
 import {link} from "viewer/linked";
 import {hasSet, toggleSet} from "viewer/muting";
@@ -12,11 +11,14 @@ import {panel} from "viewer/panel";
 import {state} from "viewer/state";
 import {el, number} from "viewer/words";
 
-const ABOVE = "255, 150, 0", BELOW = "60, 130, 255"; // attention above and below zero
-const HELP = "Passages with the highest attention weights. A mark is a position of the training text that the layer has read with a key like "
-  + "that of the chosen token. The stronger its shade, the higher its weight next to the highest that is shown; orange above zero, blue below.";
+const ABOVE = "255, 150, 0",
+  BELOW = "60, 130, 255"; // attention above and below zero
+const HELP =
+  "Passages with the highest attention weights. A mark is a position of the training text that the layer has read with a key like " +
+  "that of the chosen token. The stronger its shade, the higher its weight next to the highest that is shown; orange above zero, blue below.";
 const NONE = "No position of the training text has attention here.";
-const FAINTEST = 0.14, RANGE = 0.56; // of alpha: even a weak mark can be found, and the strongest can be read
+const FAINTEST = 0.14,
+  RANGE = 0.56; // of alpha: even a weak mark can be found, and the strongest can be read
 const SIGNS = {"\n": "⏎", "\r": "⏎", "\t": "⇥", "": "∅"};
 
 const sign = (character) => {
@@ -31,7 +33,8 @@ export const visible = (token) => [...token].map(sign).join("") || SIGNS[""];
 const readable = (words) => words.replace(/\s+/g, " ");
 
 /** Positions of the training text in words; the end is left out of a set, but not in speech. */
-export const positionsText = ([first, end]) => (end - first > 1 ? `${number(first)}–${number(end - 1)}` : number(first));
+export const positionsText = ([first, end]) =>
+  end - first > 1 ? `${number(first)}–${number(end - 1)}` : number(first);
 
 const titles = new Map(); // of the stretches of text that were shown, so that what is muted can be called by its name
 const rangeKey = (range) => range.join("-");
@@ -39,15 +42,17 @@ const rangeKey = (range) => range.join("-");
 /** What a set of muted slots is called. */
 export function nameOf(set) {
   if (set.positions && titles.has(rangeKey(set.positions))) return titles.get(rangeKey(set.positions));
-  const parts = Object.entries(set).map(([tag, values]) => (
-    tag === "positions" || tag === "steps" ? `${tag} ${positionsText(values)}` : `${tag} ${values.join(", ")}`
-  ));
+  const parts = Object.entries(set).map(([tag, values]) =>
+    tag === "positions" || tag === "steps" ? `${tag} ${positionsText(values)}` : `${tag} ${values.join(", ")}`,
+  );
   return parts.join(", ");
 }
 
 export function passagesPart(run) {
   const frame = panel({
-    title: "Training text behind this token", name: "passages", help: HELP,
+    title: "Training text behind this token",
+    name: "passages",
+    help: HELP,
     note: run.cannot.time ? `Summed over all visits: ${run.cannot.time}.` : null,
   });
   const {element} = frame;
@@ -58,7 +63,8 @@ export function passagesPart(run) {
   return {
     element,
     wanted: ({input, layer, summed}) => ["passages", questions.passages(input, layer, summed)],
-    lane: "quick", what: "Comparing the token with every slot of the layer …",
+    lane: "quick",
+    what: "Comparing the token with every slot of the layer …",
     show({passages, python}) {
       remember(passages);
       fill(frame, passages.length ? passageList(run, passages) : quiet(NONE), passages.flatMap(rowsOf), python);
@@ -95,19 +101,33 @@ const quiet = (words) => el("p", {class: "muted-note"}, words);
 // The layer, and whether visits are summed.
 
 function layerTabs(run) {
-  const tab = ({name}, place) => el("button", {
-    type: "button", "data-layer": name, title: place < 9 ? `Choose this layer (${place + 1})` : null,
-    onclick: () => state.set({layer: name}, {replace: true}),
-  }, name);
+  const tab = ({name}, place) =>
+    el(
+      "button",
+      {
+        type: "button",
+        "data-layer": name,
+        title: place < 9 ? `Choose this layer (${place + 1})` : null,
+        onclick: () => state.set({layer: name}, {replace: true}),
+      },
+      name,
+    );
   return el("div", {class: "segmented layer-tabs", role: "group", "aria-label": "layer"}, run.layers.map(tab));
 }
 
 function visitsToggle() {
-  const choice = (summed, words) => el("button", {
-    type: "button", "data-summed": String(summed), onclick: () => state.set({summed}, {replace: true}),
-  }, words);
-  return el("div", {class: "segmented visits", role: "group", "aria-label": "attention", "data-test": "summed"},
-    choice(true, "summed over all visits"), choice(false, "single visits"));
+  const choice = (summed, words) =>
+    el(
+      "button",
+      {type: "button", "data-summed": String(summed), onclick: () => state.set({summed}, {replace: true})},
+      words,
+    );
+  return el(
+    "div",
+    {class: "segmented visits", role: "group", "aria-label": "attention", "data-test": "summed"},
+    choice(true, "summed over all visits"),
+    choice(false, "single visits"),
+  );
 }
 
 function press(element, {layer, summed}) {
@@ -129,17 +149,33 @@ function remember(passages) {
 
 function passageList(run, passages) {
   const largest = Math.max(...passages.flatMap(({marks}) => marks.map(({score}) => Math.abs(score))));
-  const list = el("ol", {class: "passages", onkeydown: moveMark},
-    passages.map((passage, place) => passageItem(run, passage, place + 1, largest)));
+  const list = el(
+    "ol",
+    {class: "passages", onkeydown: moveMark},
+    passages.map((passage, place) => passageItem(run, passage, place + 1, largest)),
+  );
   return withTip(list);
 }
 
 function passageItem(run, passage, rank, largest) {
-  const head = el("div", {class: "passage-head"},
-    el("span", {class: "passage-rank"}, String(rank)), el("strong", {class: "passage-title"}, readable(passage.title ?? "untitled")),
-    el("div", {class: "passage-line"}, el("span", {class: "passage-facts"}, facts(passage.marks[0])),
-      run.cannot.mute || inReport ? null : muteButtons(passage)));
-  return el("li", {class: "passage", "data-test": "passage"}, head, el("p", {class: "passage-text"}, pieces(passage, largest)));
+  const head = el(
+    "div",
+    {class: "passage-head"},
+    el("span", {class: "passage-rank"}, String(rank)),
+    el("strong", {class: "passage-title"}, readable(passage.title ?? "untitled")),
+    el(
+      "div",
+      {class: "passage-line"},
+      el("span", {class: "passage-facts"}, facts(passage.marks[0])),
+      run.cannot.mute || inReport ? null : muteButtons(passage),
+    ),
+  );
+  return el(
+    "li",
+    {class: "passage", "data-test": "passage"},
+    head,
+    el("p", {class: "passage-text"}, pieces(passage, largest)),
+  );
 }
 
 function facts({position, score, visits, step}) {
@@ -170,10 +206,18 @@ function pieces(passage, largest) {
 
 function markElement(mark, token, following, largest, best) {
   const then = following === undefined ? "" : ` · then came ${visible(following)}`;
-  const element = el("mark", {
-    class: "token", "data-test": "mark", "data-position": mark.position, "data-score": mark.score, tabindex: best ? 0 : -1,
-    "data-tip": facts(mark) + then,
-  }, visible(token));
+  const element = el(
+    "mark",
+    {
+      class: "token",
+      "data-test": "mark",
+      "data-position": mark.position,
+      "data-score": mark.score,
+      tabindex: best ? 0 : -1,
+      "data-tip": facts(mark) + then,
+    },
+    visible(token),
+  );
   const alpha = FAINTEST + RANGE * (largest ? Math.abs(mark.score) / largest : 0);
   element.style.background = `rgba(${mark.score < 0 ? BELOW : ABOVE}, ${alpha.toFixed(3)})`;
   return link(element, {id: mark.position, step: mark.step, token: following});
@@ -206,7 +250,8 @@ function withTip(list) {
 
 function place(tip, mark, around) {
   tip.textContent = mark.dataset.tip;
-  const box = mark.getClientRects()[0], frame = around.getBoundingClientRect();
+  const box = mark.getClientRects()[0],
+    frame = around.getBoundingClientRect();
   const left = box.left - frame.left + box.width / 2 - tip.offsetWidth / 2;
   tip.style.left = `${Math.max(0, Math.min(left, frame.width - tip.offsetWidth))}px`;
   tip.style.top = `${box.bottom - frame.top + 5}px`;
@@ -215,11 +260,20 @@ function place(tip, mark, around) {
 // Muting.
 
 function muteButtons({start, end, document}) {
-  const button = (what, range, hook) => el("button", {
-    type: "button", "data-test": hook, "data-what": what, "data-range": rangeKey(range), onclick: () => toggleSet({positions: range}),
-  });
-  return el("span", {class: "passage-actions", "data-not-saved": ""},
-    button("this passage", [start, end], "mute-passage"), document && button("this document", document, "mute-document"));
+  const button = (what, range, hook) =>
+    el("button", {
+      type: "button",
+      "data-test": hook,
+      "data-what": what,
+      "data-range": rangeKey(range),
+      onclick: () => toggleSet({positions: range}),
+    });
+  return el(
+    "span",
+    {class: "passage-actions", "data-not-saved": ""},
+    button("this passage", [start, end], "mute-passage"),
+    document && button("this document", document, "mute-document"),
+  );
 }
 
 function showMuted(element, mute) {
@@ -239,6 +293,13 @@ const rangeOf = (button) => button.dataset.range.split("-").map(Number);
 function rowsOf(passage, place) {
   const text = readable(passage.tokens.join(passage.separator));
   return passage.marks.map(({position, score, step, visits}) => ({
-    rank: place + 1, title: passage.title, position, token: passage.tokens[position - passage.start], score, step, visits, text,
+    rank: place + 1,
+    title: passage.title,
+    position,
+    token: passage.tokens[position - passage.start],
+    score,
+    step,
+    visits,
+    text,
   }));
 }

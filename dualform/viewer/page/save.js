@@ -1,12 +1,11 @@
-/* Saving what a panel shows: figures that stand on their own, and numbers.
- *
- *   await savePicture(body, "Attention per class", "totals", "png");
- *   saveText("totals.csv", csv(rows), "text/csv");
- */
+// Saving what a panel shows: figures that stand on their own, and numbers.
+//
+//   await savePicture(body, "Attention per class", "totals", "png");
+//   saveText("totals.csv", csv(rows), "text/csv");
 import {el} from "viewer/words";
 import {figure} from "viewer/figure";
 
-const SCALE = 2;                       // pixels of a PNG for each of the page's
+const SCALE = 2; // pixels of a PNG for each of the page's
 
 /** Downloads text as a file. */
 export function saveText(name, text, type) {
@@ -14,7 +13,8 @@ export function saveText(name, text, type) {
 }
 
 function saveBlob(name, blob) {
-  const href = URL.createObjectURL(blob), anchor = el("a", {href, download: name, hidden: true});
+  const href = URL.createObjectURL(blob),
+    anchor = el("a", {href, download: name, hidden: true});
   document.body.append(anchor);
   anchor.click();
   anchor.remove();
@@ -44,7 +44,10 @@ export const json = (data) => `${JSON.stringify(data, null, 2)}\n`;
 /** Rows as CSV: a list of objects or of lists, an object of columns, or an object of single values. */
 export function csv(data) {
   const [head, rows] = table(data);
-  return [head, ...rows].filter(Boolean).map((row) => `${row.map(cell).join(",")}\r\n`).join("");
+  return [head, ...rows]
+    .filter(Boolean)
+    .map((row) => `${row.map(cell).join(",")}\r\n`)
+    .join("");
 }
 
 function table(data) {
@@ -54,7 +57,8 @@ function table(data) {
     const head = [...new Set(data.flatMap((row) => Object.keys(row ?? {})))];
     return [head, data.map((row) => head.map((key) => row?.[key]))];
   }
-  const entries = Object.entries(data ?? {}), long = entries[0]?.[1]?.length;
+  const entries = Object.entries(data ?? {}),
+    long = entries[0]?.[1]?.length;
   if (entries.length && entries.every(([, column]) => Array.isArray(column) && column.length === long)) {
     return [entries.map(([key]) => key), Array.from({length: long}, (_, i) => entries.map(([, column]) => column[i]))];
   }
@@ -62,6 +66,7 @@ function table(data) {
 }
 
 function cell(value) {
-  const text = value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+  const text =
+    value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
   return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }

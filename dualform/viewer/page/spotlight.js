@@ -15,29 +15,53 @@ import {attentionPanel, scrubberPanel, stepBanner} from "viewer/time";
 import {trayOf} from "viewer/tray";
 import {className, el} from "viewer/words";
 
-const CURVES_HELP = "For each class, the highest attention weights of single training slots, downwards: "
-  + "a class whose curve is high has the slots most like this input.";
+const CURVES_HELP =
+  "For each class, the highest attention weights of single training slots, downwards: " +
+  "a class whose curve is high has the slots most like this input.";
 const TOTALS_HELP = "Attention summed over all slots of a class. Click a bar to mute the class.";
 
 const isDrawn = (now) => typeof now.input === "string";
 
 /** The paper's two charts for the chosen layer; they know what the model said, to mark its class. */
 function chartPanels(run) {
-  const curvePanel = panel({title: "Highest weights per class", name: "curves", help: CURVES_HELP, body: el("div", {class: "keep-tall"})});
-  const totalPanel = panel({title: "Attention per class", name: "totals", help: TOTALS_HELP, body: el("div", {class: "keep-tall"})});
+  const curvePanel = panel({
+    title: "Highest weights per class",
+    name: "curves",
+    help: CURVES_HELP,
+    body: el("div", {class: "keep-tall"}),
+  });
+  const totalPanel = panel({
+    title: "Attention per class",
+    name: "totals",
+    help: TOTALS_HELP,
+    body: el("div", {class: "keep-tall"}),
+  });
   curvePanel.element.dataset.test = "curves";
   totalPanel.element.dataset.test = "totals";
   const both = [curvePanel, totalPanel];
-  let said = null, answer = null, layer = "";
+  let said = null,
+    answer = null,
+    layer = "";
 
   const common = (k) => ({
-    label: className(run, k), colour: classColour(run, k), link: {class: k}, emphasis: said ? classRole(run, k, said) : undefined,
+    label: className(run, k),
+    colour: classColour(run, k),
+    link: {class: k},
+    emphasis: said ? classRole(run, k, said) : undefined,
   });
   function drawCurves() {
     if (answer.absent?.curves) return curvePanel.show(reason(answer.absent.curves));
     const series = answer.curves.map(({class: k, scores}) => ({...common(k), values: scores}));
-    curvePanel.show(curves({series, x: "rank", y: "attention weight", caption: `Highest attention weights of each class in ${layer}`}));
-    const rows = ({class: k, scores}) => scores.map((weight, rank) => ({class: className(run, k), rank: rank + 1, weight}));
+    curvePanel.show(
+      curves({
+        series,
+        x: "rank",
+        y: "attention weight",
+        caption: `Highest attention weights of each class in ${layer}`,
+      }),
+    );
+    const rows = ({class: k, scores}) =>
+      scores.map((weight, rank) => ({class: className(run, k), rank: rank + 1, weight}));
     curvePanel.data(answer.curves.flatMap(rows));
   }
   function drawTotals() {
@@ -55,8 +79,8 @@ function chartPanels(run) {
   }
   return {
     elements: both.map(({element}) => element),
-    show: (given) => [answer = given, layer = given.layer, draw()],
-    predicted: (given) => [said = given, draw()],
+    show: (given) => [(answer = given), (layer = given.layer), draw()],
+    predicted: (given) => [(said = given), draw()],
     busy: (text) => both.forEach((card) => card.busy(text)),
     fail: (message) => both.forEach((card) => card.fail(message)),
     clear: () => both.forEach((card) => card.show([])),
@@ -65,12 +89,15 @@ function chartPanels(run) {
 
 // Without an input there is nothing to show: take the first of the list.
 async function chooseFirst(now) {
-  const {inputs} = await pageOf(now, 0), {page, input} = state.get();
-  if (inputs.length && page === "spotlight" && input === null) state.set({input: inputs[0].index, start: 0}, {replace: true});
+  const {inputs} = await pageOf(now, 0),
+    {page, input} = state.get();
+  if (inputs.length && page === "spotlight" && input === null)
+    state.set({input: inputs[0].index, start: 0}, {replace: true});
 }
 
 // The weights due to classes and tasks are summed up beforehand; to ask earlier would only be refused.
-const prepared = ({mute}) => (mute.every((set) => Object.keys(set).every((name) => name === "label" || name === "task")) ? "mute" : null);
+const prepared = ({mute}) =>
+  mute.every((set) => Object.keys(set).every((name) => name === "label" || name === "task")) ? "mute" : null;
 
 function plan(run, agenda, parts) {
   const {subject, layers, charts, attention, scrubber, tray, banner} = parts;
@@ -81,35 +108,53 @@ function plan(run, agenda, parts) {
   // Charts mark what the finished model said; an answer of an earlier step only tells what the input is.
   let said = null;
   const about = (answer, finished) => {
-    if (finished || said?.index !== answer.index || answer.index === null) said = finished ? answer : {...answer, predicted: null};
+    if (finished || said?.index !== answer.index || answer.index === null)
+      said = finished ? answer : {...answer, predicted: null};
     else if (!finished) return;
     for (const part of [charts, tray, scrubber]) part.predicted(said);
   };
-  const many = (name, ...targets) => (argument) => targets.forEach((target) => target[name](argument));
+  const many =
+    (name, ...targets) =>
+    (argument) =>
+      targets.forEach((target) => target[name](argument));
   agenda.add({
-    live: true, lane: "quick", what: "asking the model …",
+    live: true,
+    lane: "quick",
+    what: "asking the model …",
     wanted: (now) => inputOf(now) && ["predict", questions.predict(inputOf(now), now.step)],
     show: (answer) => {
       subject.show(answer);
       banner.show(answer);
       about(answer, state.get().step === null);
     },
-    busy: subject.busy, fail: subject.fail, clear: subject.clear,
+    busy: subject.busy,
+    fail: subject.fail,
+    clear: subject.clear,
   });
   agenda.add({
-    live: true, what: "reading keys …",
+    live: true,
+    what: "reading keys …",
     wanted: (now) => spot(now, chosenLayer(run, now)),
     show: (answer) => {
       charts.show(answer);
       attention.show(answer);
       layers.find(({layer}) => layer.name === answer.layer)?.show(answer);
     },
-    busy: many("busy", charts, attention), fail: many("fail", charts, attention), clear: many("clear", charts, attention),
+    busy: many("busy", charts, attention),
+    fail: many("fail", charts, attention),
+    clear: many("clear", charts, attention),
   });
   agenda.add({
-    live: true, lane: "quick", what: "taking slots away …", needs: prepared,
-    wanted: (now) => (now.mute.length && !run.cannot.mute && inputOf(now) ? ["mute", questions.mute(inputOf(now), now.mute)] : null),
-    show: tray.show, busy: tray.busy, fail: tray.fail, clear: tray.clear,
+    live: true,
+    lane: "quick",
+    what: "taking slots away …",
+    needs: prepared,
+    wanted: (now) =>
+      now.mute.length && !run.cannot.mute && inputOf(now) ? ["mute", questions.mute(inputOf(now), now.mute)] : null,
+    show: tray.show,
+    busy: tray.busy,
+    fail: tray.fail,
+    clear: tray.clear,
   });
   for (const {layer, show: shown, busy, fail, clear} of layers) {
     agenda.add({what: "reading keys …", wanted: (now) => spot(now, layer.name), show: shown, busy, fail, clear});
@@ -117,25 +162,41 @@ function plan(run, agenda, parts) {
   agenda.add({
     what: "asking the model as it was …",
     wanted: (now) => (run.cannot.time || !inputOf(now) ? null : ["history", questions.history(inputOf(now))]),
-    show: scrubber.show, busy: scrubber.busy, fail: scrubber.fail, clear: scrubber.clear,
+    show: scrubber.show,
+    busy: scrubber.busy,
+    fail: scrubber.fail,
+    clear: scrubber.clear,
   });
 }
 
 export function show(container, run) {
   const agenda = new Agenda();
   const parts = {
-    subject: subjectPanel(run), layers: layerPanels(run), charts: chartPanels(run), attention: attentionPanel(run),
-    scrubber: scrubberPanel(run), tray: trayOf(run), banner: stepBanner(run),
+    subject: subjectPanel(run),
+    layers: layerPanels(run),
+    charts: chartPanels(run),
+    attention: attentionPanel(run),
+    scrubber: scrubberPanel(run),
+    tray: trayOf(run),
+    banner: stepBanner(run),
   };
   const {subject, layers, charts, attention, scrubber, tray, banner} = parts;
   container.replaceChildren(
     banner.element,
-    el("div", {class: "columns spotlight"},
+    el(
+      "div",
+      {class: "columns spotlight"},
       el("div", {class: "stack"}, subject.element),
-      el("div", {class: "stack layers"}, layers.map(({element}) => element)),
-      el("div", {class: "stack"}, charts.elements)),
+      el(
+        "div",
+        {class: "stack layers"},
+        layers.map(({element}) => element),
+      ),
+      el("div", {class: "stack"}, charts.elements),
+    ),
     el("div", {class: "over-time"}, attention.element, scrubber.element),
-    tray.element);
+    tray.element,
+  );
   plan(run, agenda, parts);
   return {
     update(now, before) {

@@ -8,8 +8,19 @@
 // `start` is the place of the input in the list of inputs, under the filters `outcome`, `class` and `search`.
 
 const DEFAULTS = {
-  page: "home", input: null, layer: null, per: null, mute: [], step: null, prompt: null, token: null,
-  outcome: null, class: null, search: "", start: 0, summed: true,
+  page: "home",
+  input: null,
+  layer: null,
+  per: null,
+  mute: [],
+  step: null,
+  prompt: null,
+  token: null,
+  outcome: null,
+  class: null,
+  search: "",
+  start: 0,
+  summed: true,
 };
 
 const NUMBERS = new Set(["step", "token", "class", "start"]);
@@ -49,7 +60,10 @@ export function muteText(sets) {
 /** The sets of muteText; a text that is not of its form gives none, as a link may be cut short on its way. */
 export function muteOf(text) {
   try {
-    return text.split(";").filter(Boolean).map((part) => Object.fromEntries(part.split("+").map(entryOf)));
+    return text
+      .split(";")
+      .filter(Boolean)
+      .map((part) => Object.fromEntries(part.split("+").map(entryOf)));
   } catch {
     return [];
   }
@@ -76,7 +90,8 @@ function fromHash(hash) {
   for (const part of query.split("&")) {
     const at = part.indexOf("=");
     const name = part.slice(0, at);
-    if (at > 0 && name in DEFAULTS && name !== "page") now[name] = safely(() => parse(name, part.slice(at + 1)), DEFAULTS[name]);
+    if (at > 0 && name in DEFAULTS && name !== "page")
+      now[name] = safely(() => parse(name, part.slice(at + 1)), DEFAULTS[name]);
   }
   return now;
 }

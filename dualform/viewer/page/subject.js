@@ -11,8 +11,9 @@ import {state} from "viewer/state";
 import {el, number, percent} from "viewer/words";
 
 const SHOWN_VALUES = 24;
-const HELP = "The probability the model gives to each of its outputs. Green: right. Blue: what it said, vermillion: "
-  + "what it should have said.";
+const HELP =
+  "The probability the model gives to each of its outputs. Green: right. Blue: what it said, vermillion: " +
+  "what it should have said.";
 const isDrawn = (now) => typeof now.input === "string";
 
 function verdict(run, {predicted, probabilities, label, task, class: own}) {
@@ -20,7 +21,8 @@ function verdict(run, {predicted, probabilities, label, task, class: own}) {
   const right = label !== null && predicted === label;
   const lines = [];
   const whose = run.tasks.length > 1 && task ? dotted(task, taskColour(run, task), true) : "";
-  if (truth !== null) lines.push(el("p", {}, "This is ", el("b", {class: right ? "said-both" : "said-true"}, truth), whose));
+  if (truth !== null)
+    lines.push(el("p", {}, "This is ", el("b", {class: right ? "said-both" : "said-true"}, truth), whose));
   if (predicted !== null) {
     const said = el("b", {class: right ? "said-both" : "said-predicted"}, outputName(run, task, predicted));
     const sure = probabilities ? el("span", {class: "quiet-text"}, ` ${percent(probabilities[predicted])}`) : "";
@@ -37,7 +39,8 @@ function valuesText(values) {
 
 function seen(run, answer, size) {
   const frame = run.tasks.length > 1 && answer.task ? taskColour(run, answer.task) : null;
-  if (answer.pixels && run.image) return picture(answer.pixels, run.image.shape, {size, alt: "the input, as the model sees it", frame});
+  if (answer.pixels && run.image)
+    return picture(answer.pixels, run.image.shape, {size, alt: "the input, as the model sees it", frame});
   return answer.values ? valuesText(answer.values) : null;
 }
 
@@ -47,7 +50,9 @@ function controls(run) {
   const before = button("‹", () => go(-1), {title: "The input before (←)", "aria-label": "The input before"});
   const after = button("›", () => go(1), {title: "The input after (→)", "aria-label": "The input after"});
   let left = null; // the input that was shown before the pad, to go back to
-  const draw = button("", () => state.set({input: isDrawn(state.get()) ? left : "drawn:", step: null}), {"data-test": "draw"});
+  const draw = button("", () => state.set({input: isDrawn(state.get()) ? left : "drawn:", step: null}), {
+    "data-test": "draw",
+  });
   const update = (now) => {
     const drawing = isDrawn(now);
     if (!drawing) left = now.input;
@@ -65,9 +70,16 @@ export function subjectPanel(run) {
   const words = el("div", {class: "verdict", "data-test": "prediction", role: "status"});
   const chart = el("div", {class: "keep-bars", "data-test": "probabilities"});
   const message = el("p", {class: "muted-note", hidden: true});
-  const pad = !canDraw(run) ? null : drawpad((drawn) => state.set({input: `drawn:${drawn}`, step: null}, {replace: true}));
+  const pad = !canDraw(run)
+    ? null
+    : drawpad((drawn) => state.set({input: `drawn:${drawn}`, step: null}, {replace: true}));
   const caption = el("p", {class: "quiet-text small"}, "what the model sees");
-  const top = el("div", {class: "subject-top"}, pad?.element ?? "", el("div", {class: "subject-side"}, image, caption, words));
+  const top = el(
+    "div",
+    {class: "subject-top"},
+    pad?.element ?? "",
+    el("div", {class: "subject-side"}, image, caption, words),
+  );
   const title = run.kind === "images" ? "The input" : "The row";
   const card = panel({title, name: "prediction", help: HELP, body: [bar.element, top, message, chart]});
 
@@ -87,7 +99,9 @@ export function subjectPanel(run) {
     image.replaceChildren(...[seen(run, answer, isDrawn(state.get()) ? 84 : 120)].filter(Boolean));
     words.replaceChildren(...verdict(run, answer));
     chart.replaceChildren(...(answer.probabilities ? [probabilityBars(run, answer)] : []));
-    card.data((answer.probabilities ?? []).map((probability, k) => ({output: outputName(run, answer.task, k), probability})));
+    card.data(
+      (answer.probabilities ?? []).map((probability, k) => ({output: outputName(run, answer.task, k), probability})),
+    );
     card.python(answer.python);
   }
   function update(now) {
@@ -98,11 +112,15 @@ export function subjectPanel(run) {
     top.classList.toggle("drawing", drawing);
     if (drawing) pad.restore(now.input.slice("drawn:".length));
   }
-  const blank = () => empty(isDrawn(state.get()) ? "Draw in the frame: everything on this page follows the pen." : null);
+  const blank = () =>
+    empty(isDrawn(state.get()) ? "Draw in the frame: everything on this page follows the pen." : null);
   return {element: card.element, update, show, busy: card.busy, fail: empty, clear: blank, close: () => pad?.close()};
 }
 
 function probabilityBars(run, answer) {
-  const rows = outputRows(run, answer, answer.probabilities.length).map((row, k) => ({...row, value: answer.probabilities[k]}));
+  const rows = outputRows(run, answer, answer.probabilities.length).map((row, k) => ({
+    ...row,
+    value: answer.probabilities[k],
+  }));
   return bars({rows, unit: "probability", caption: "Probability of each output", horizontal: true});
 }

@@ -1,8 +1,7 @@
-/* The buttons of a panel: help, Python, save, enlarge. What has nothing to give is not there.
- *
- *   const tools = toolbar({title, name, parts, enlarge: (button) => ...});
- *   tools.data(rows); tools.python("memory.attend(...)"); tools.refresh();
- */
+// The buttons of a panel: help, Python, save, enlarge. What has nothing to give is not there.
+//
+//   const tools = toolbar({title, name, parts, enlarge: (button) => ...});
+//   tools.data(rows); tools.python("memory.attend(...)"); tools.refresh();
 import {el, svg} from "viewer/words";
 import {savePicture, saveText, csv, json} from "viewer/save";
 
@@ -14,7 +13,12 @@ const ICONS = {
   help: ["M7.2 7.2a2.8 2.8 0 1 1 4 2.5c-.9.5-1.2 1-1.2 2", "M10 15v.2"],
 };
 
-const icon = (name) => svg("svg", {viewBox: "0 0 20 20", class: "icon", "aria-hidden": "true"}, ICONS[name].map((d) => svg("path", {d})));
+const icon = (name) =>
+  svg(
+    "svg",
+    {viewBox: "0 0 20 20", class: "icon", "aria-hidden": "true"},
+    ICONS[name].map((d) => svg("path", {d})),
+  );
 
 /** Gives a button its icon and name. */
 export function look(button, name, label) {
@@ -29,8 +33,10 @@ const iconButton = (name, label) => look(el("button", {type: "button", class: "i
 /** `parts` are the panel's elements: toolbar, help, code, status and body. */
 export function toolbar({title, name, parts, enlarge}) {
   const numbers = {rows: null};
-  const help = opener("help", "What is this?", parts.help), code = opener("python", "Python code for this", parts.code);
-  const menu = saveMenu(title, name, parts, numbers), larger = iconButton("enlarge", "Enlarge");
+  const help = opener("help", "What is this?", parts.help),
+    code = opener("python", "Python code for this", parts.code);
+  const menu = saveMenu(title, name, parts, numbers),
+    larger = iconButton("enlarge", "Enlarge");
   larger.addEventListener("click", () => enlarge(larger));
   parts.toolbar.append(help, code, menu.element, larger);
   const refresh = () => {
@@ -39,7 +45,10 @@ export function toolbar({title, name, parts, enlarge}) {
     larger.hidden = !parts.body.hasChildNodes();
     menu.refresh();
   };
-  const data = (rows) => { numbers.rows = rows ?? null; refresh(); };
+  const data = (rows) => {
+    numbers.rows = rows ?? null;
+    refresh();
+  };
   const python = (text) => {
     parts.code.replaceChildren(...(text ? codeOf(text) : []));
     parts.code.hidden ||= !text;
@@ -65,10 +74,19 @@ function saveMenu(title, name, parts, numbers) {
     parts.status.classList.add("failed");
     parts.status.textContent = `Could not be saved: ${problem.message}`;
   };
-  const item = (text, save) => el("button", {type: "button", role: "menuitem", onclick: () => {
-    menu.open = false;
-    save().catch(failed);
-  }}, text);
+  const item = (text, save) =>
+    el(
+      "button",
+      {
+        type: "button",
+        role: "menuitem",
+        onclick: () => {
+          menu.open = false;
+          save().catch(failed);
+        },
+      },
+      text,
+    );
   const items = {
     svg: item("Figure (SVG)", () => savePicture(parts.body, title, name, "svg")),
     png: item("Figure (PNG)", () => savePicture(parts.body, title, name, "png")),
@@ -77,7 +95,9 @@ function saveMenu(title, name, parts, numbers) {
   };
   const button = look(el("summary", {class: "icon-button"}), "save", "Save");
   const menu = el("details", {class: "menu"}, button, el("div", {role: "menu"}, Object.values(items)));
-  menu.addEventListener("focusout", (event) => { if (!menu.contains(event.relatedTarget)) menu.open = false; });
+  menu.addEventListener("focusout", (event) => {
+    if (!menu.contains(event.relatedTarget)) menu.open = false;
+  });
   menu.addEventListener("keydown", (event) => steer(event, menu, [button, ...Object.values(items)]));
   const refresh = () => {
     items.svg.hidden = !parts.body.querySelector("svg.chart");
@@ -90,7 +110,8 @@ function saveMenu(title, name, parts, numbers) {
 
 /** Arrows go through an open menu; Escape closes it, and only it. */
 function steer(event, menu, all) {
-  const there = all.filter((one) => !one.hidden), by = {ArrowDown: 1, ArrowUp: -1}[event.key];
+  const there = all.filter((one) => !one.hidden),
+    by = {ArrowDown: 1, ArrowUp: -1}[event.key];
   if (!menu.open || (!by && event.key !== "Escape")) return;
   event.preventDefault();
   event.stopPropagation();
@@ -102,10 +123,13 @@ function steer(event, menu, all) {
 }
 
 function codeOf(text) {
-  const copy = el("button", {type: "button", class: "quiet"}, "Copy"), code = el("code", {}, text);
+  const copy = el("button", {type: "button", class: "quiet"}, "Copy"),
+    code = el("code", {}, text);
   copy.addEventListener("click", async () => {
     copy.textContent = (await copied(text, code)) ? "Copied" : "Press Ctrl+C";
-    setTimeout(() => { copy.textContent = "Copy"; }, 1500);
+    setTimeout(() => {
+      copy.textContent = "Copy";
+    }, 1500);
   });
   return [el("pre", {tabindex: "0"}, code), copy];
 }

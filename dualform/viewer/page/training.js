@@ -5,11 +5,16 @@ import {taskColour} from "viewer/palette";
 import {panel} from "viewer/panel";
 import {el, number} from "viewer/words";
 
-const HELP = "The share of test inputs the model got right at each snapshot of the training. In a run of several tasks, "
-  + "a line that falls shows forgetting.";
+const HELP =
+  "The share of test inputs the model got right at each snapshot of the training. In a run of several tasks, " +
+  "a line that falls shows forgetting.";
 
 function series(run, {tasks}) {
-  return Object.entries(tasks).map(([task, values]) => ({label: task || "accuracy", values, colour: taskColour(run, task)}));
+  return Object.entries(tasks).map(([task, values]) => ({
+    label: task || "accuracy",
+    values,
+    colour: taskColour(run, task),
+  }));
 }
 
 function rows({steps, tasks}) {
@@ -18,7 +23,9 @@ function rows({steps, tasks}) {
 }
 
 function counts({inputs}) {
-  const words = Object.entries(inputs ?? {}).map(([task, count]) => `${number(count)} inputs${task ? ` of ${task}` : ""}`);
+  const words = Object.entries(inputs ?? {}).map(
+    ([task, count]) => `${number(count)} inputs${task ? ` of ${task}` : ""}`,
+  );
   return words.length ? `Measured on ${words.join(" and ")}.` : "";
 }
 
@@ -39,8 +46,15 @@ export function trainingPanel(run) {
 }
 
 function draw(card, run, accuracy) {
-  const chart = lines({x: accuracy.steps, series: series(run, accuracy), xlabel: "training step", ylabel: "accuracy", height: 190});
+  const chart = lines({
+    x: accuracy.steps,
+    series: series(run, accuracy),
+    xlabel: "training step",
+    ylabel: "accuracy",
+    height: 190,
+  });
   card.show([chart, el("p", {class: "muted-note"}, counts(accuracy))]);
   card.data(rows(accuracy));
+  card.python(accuracy.python);
   return true;
 }

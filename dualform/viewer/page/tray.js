@@ -11,23 +11,34 @@ import {className, el, number, percent} from "viewer/words";
 
 const HONEST = "Recorded contributions removed, not retrained.";
 const MOST_ROWS = 5;
-const HELP = "The model's weights without what the muted slots added to them. Everything else is as it was recorded: "
-  + "a model trained without these examples would have learnt other things from the rest.";
+const HELP =
+  "The model's weights without what the muted slots added to them. Everything else is as it was recorded: " +
+  "a model trained without these examples would have learnt other things from the rest.";
 
 function setColour(run, set) {
   if (set.task && !set.label) return taskColour(run, set.task[0]);
-  const k = run.classes.findIndex((row) => set.label?.includes(row.label) && (!set.task || set.task.includes(row.task)));
+  const k = run.classes.findIndex(
+    (row) => set.label?.includes(row.label) && (!set.task || set.task.includes(row.task)),
+  );
   return k < 0 ? "var(--quiet)" : classColour(run, k);
 }
 
 function chip(run, set) {
   const name = setName(run, set);
-  const attributes = {class: "chip", "data-test": "chip", style: {"--dot": setColour(run, set)}, title: `Unmute ${name}`};
+  const attributes = {
+    class: "chip",
+    "data-test": "chip",
+    style: {"--dot": setColour(run, set)},
+    title: `Unmute ${name}`,
+  };
   return button([name, el("span", {"aria-hidden": "true"}, " ×")], () => toggleSet(set), attributes);
 }
 
 function muteButton(set, text, dot, attributes) {
-  return {set, element: button(text, () => toggleSet(set), {class: "mute-button", style: {"--dot": dot}, ...attributes})};
+  return {
+    set,
+    element: button(text, () => toggleSet(set), {class: "mute-button", style: {"--dot": dot}, ...attributes}),
+  };
 }
 
 function taskButton(run, name) {
@@ -46,17 +57,33 @@ function classButton(run, {name, task}, k) {
 function buttons(run) {
   const several = run.tasks.length > 1;
   const classes = run.classes.map((row, k) => classButton(run, row, k));
-  const groups = several ? run.tasks.map(({name}) => [taskButton(run, name), ...classes.filter(({task}) => task === name)]) : [classes];
+  const groups = several
+    ? run.tasks.map(({name}) => [taskButton(run, name), ...classes.filter(({task}) => task === name)])
+    : [classes];
   const update = ({mute}) => {
     for (const {element, set} of groups.flat()) element.setAttribute("aria-pressed", String(hasSet(mute, set)));
   };
-  return {elements: groups.map((group) => el("div", {class: "row mute-buttons"}, group.map(({element}) => element))), update};
+  return {
+    elements: groups.map((group) =>
+      el(
+        "div",
+        {class: "row mute-buttons"},
+        group.map(({element}) => element),
+      ),
+    ),
+    update,
+  };
 }
 
 function layerTable(run, task, answer) {
   const {predicted} = answer.before;
   const muted = (name) => (answer.slots[name] ? number(answer.slots[name][0]) : "");
-  const row = ([name, said]) => [name, outputName(run, task, said.predicted), percent(said.probabilities?.[predicted]), muted(name)];
+  const row = ([name, said]) => [
+    name,
+    outputName(run, task, said.predicted),
+    percent(said.probabilities?.[predicted]),
+    muted(name),
+  ];
   const head = ["muted in", "says", `P(${outputName(run, task, predicted)})`, "slots"];
   return table(head, [["all layers", answer.after], ...Object.entries(answer.layers)].map(row), {numeric: [2, 3]});
 }
@@ -70,7 +97,9 @@ function slotWords({slots}) {
 }
 
 function headline(run, task, {before, after}) {
-  const was = before.predicted, is = after.predicted, name = (k) => outputName(run, task, k);
+  const was = before.predicted,
+    is = after.predicted,
+    name = (k) => outputName(run, task, k);
   const change = `: ${percent(before.probabilities[was])} → ${percent(after.probabilities[was])}`;
   if (was === is) return ["Without them the model still says ", el("b", {}, name(is)), change];
   const said = [el("b", {class: "said-predicted"}, name(is)), ` (${percent(after.probabilities[is])})`];
@@ -82,7 +111,8 @@ function compareRows(rows) {
   if (rows.length <= MOST_ROWS) return rows;
   const size = ({before, after}) => Math.max(before, after);
   const least = rows.map(size).sort((a, b) => b - a)[MOST_ROWS - 2];
-  const kept = rows.filter((row) => size(row) >= least).slice(0, MOST_ROWS - 1), rest = rows.filter((row) => !kept.includes(row));
+  const kept = rows.filter((row) => size(row) >= least).slice(0, MOST_ROWS - 1),
+    rest = rows.filter((row) => !kept.includes(row));
   const sum = (name) => rest.reduce((total, row) => total + row[name], 0);
   return [...kept, {label: "others", before: sum("before"), after: sum("after"), colour: "var(--quiet)", link: null}];
 }
@@ -109,7 +139,8 @@ export function trayOf(run) {
   const undoing = el("span", {class: "row tray-undo"}, back, none, fold);
   const bar = el("div", {class: "tray-bar row"}, el("b", {}, "Mute"), ...choices.elements, hint, chips, undoing);
   const element = el("div", {class: "tray", "data-test": "tray"}, bar, card.element);
-  let task = null, label = null;
+  let task = null,
+    label = null;
   if (run.cannot.mute) bar.replaceChildren(el("b", {}, "Mute"), el("span", {class: "quiet-text"}, run.cannot.mute));
 
   function folded(yes) {
@@ -132,9 +163,19 @@ export function trayOf(run) {
   function show(answer) {
     caption.textContent = `${HONEST} ${slotWords(answer)}`;
     verdict.replaceChildren(...headline(run, task, answer));
-    const rows = outputRows(run, {task, label, predicted: answer.before.predicted}, answer.before.probabilities.length)
-      .map((row, k) => ({...row, before: answer.before.probabilities[k], after: answer.after.probabilities[k]}));
-    card.show(el("div", {class: "tray-parts"}, compare({rows: compareRows(rows), unit: "probability"}), layerTable(run, task, answer)));
+    const rows = outputRows(
+      run,
+      {task, label, predicted: answer.before.predicted},
+      answer.before.probabilities.length,
+    ).map((row, k) => ({...row, before: answer.before.probabilities[k], after: answer.after.probabilities[k]}));
+    card.show(
+      el(
+        "div",
+        {class: "tray-parts"},
+        compare({rows: compareRows(rows), unit: "probability"}),
+        layerTable(run, task, answer),
+      ),
+    );
     card.data(rows.map(({label: output, before, after}) => ({output, before, after})));
     card.python(answer.python);
   }
@@ -142,6 +183,14 @@ export function trayOf(run) {
     if (text && !caption.textContent) caption.textContent = HONEST;
     card.busy(text);
   }
-  const clear = () => [caption.textContent = "", card.show([])];
-  return {element, update, show, busy, fail: card.fail, clear, predicted: (answer) => [task, label] = [answer.task, answer.label]};
+  const clear = () => [(caption.textContent = ""), card.show([])];
+  return {
+    element,
+    update,
+    show,
+    busy,
+    fail: card.fail,
+    clear,
+    predicted: (answer) => ([task, label] = [answer.task, answer.label]),
+  };
 }

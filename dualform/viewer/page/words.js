@@ -1,10 +1,9 @@
-/* Numbers and names as people read them, and the two functions that make elements.
- *
- *   number(-0.25)                                  // "−0.25"
- *   el("p", {class: "muted-note"}, "step ", number(1234))
- */
-
-const MINUS = "\u2212", NOTHING = "\u2013";
+// Numbers and names as people read them, and the two functions that make elements.
+//
+//   number(-0.25)                                  // "−0.25"
+//   el("p", {class: "muted-note"}, "step ", number(1234))
+const MINUS = "\u2212",
+  NOTHING = "\u2013";
 const SVG = "http://www.w3.org/2000/svg";
 const PROPERTIES = new Set(["value", "checked", "disabled", "selected", "open"]);
 
@@ -20,7 +19,8 @@ function scientific(size, digits) {
 /** A number in a sentence or table: 12, 1,234, 3.1e-6, −0.25. Whole numbers keep all their digits. */
 export function number(x) {
   if (!known(x)) return NOTHING;
-  const value = Number(x), size = Math.abs(value);
+  const value = Number(x),
+    size = Math.abs(value);
   if (size === Infinity) return signed(value, "∞");
   if (Number.isInteger(value) && size < 1e12) return signed(value, grouped(size));
   if (size >= 1e6 || size < 1e-3) return signed(value, size >= 1e6 && size < 1e12 ? short(size) : scientific(size, 2));
@@ -31,10 +31,17 @@ export function number(x) {
 /** A number on an axis: 250, 100k, 2.5M, 2e-6. */
 export function short(x) {
   if (!known(x)) return NOTHING;
-  const value = Number(x), size = Math.abs(value);
+  const value = Number(x),
+    size = Math.abs(value);
   if (size === 0) return "0";
   if (size >= 1e15 || size < 1e-3) return signed(value, scientific(size, 2));
-  const [unit, letter] = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]].find(([u]) => size >= u * 0.9995) ?? [1, ""];
+  const [unit, letter] = [
+    [1e12, "T"],
+    [1e9, "G"],
+    [1e6, "M"],
+    [1e3, "k"],
+    [1, ""],
+  ].find(([u]) => size >= u * 0.9995) ?? [1, ""];
   return signed(value, Number((size / unit).toPrecision(3)) + letter);
 }
 
@@ -51,8 +58,12 @@ export function percent(p) {
 export function bytes(n) {
   if (!known(n)) return NOTHING;
   const units = ["B", "kB", "MB", "GB", "TB"];
-  let value = Number(n), unit = 0;
-  while (value >= 999.5 && unit < units.length - 1) { value /= 1000; unit += 1; }
+  let value = Number(n),
+    unit = 0;
+  while (value >= 999.5 && unit < units.length - 1) {
+    value /= 1000;
+    unit += 1;
+  }
   return `${unit && value < 99.95 ? value.toFixed(1) : Math.round(value)} ${units[unit]}`;
 }
 
@@ -60,7 +71,9 @@ export function bytes(n) {
 export function className(run, k) {
   const row = run?.classes?.[k];
   if (!row) return known(k) ? String(k) : NOTHING;
-  return row.task !== null && row.task !== undefined && (run.tasks?.length ?? 0) > 1 ? `${row.task} ${row.name}` : String(row.name);
+  return row.task !== null && row.task !== undefined && (run.tasks?.length ?? 0) > 1
+    ? `${row.task} ${row.name}`
+    : String(row.name);
 }
 
 function put(element, name, value) {
@@ -73,7 +86,8 @@ function put(element, name, value) {
 
 function filled(element, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) put(element, name, value);
-  for (const child of children.flat(Infinity)) if (child !== null && child !== undefined && child !== false) element.append(child);
+  for (const child of children.flat(Infinity))
+    if (child !== null && child !== undefined && child !== false) element.append(child);
   return element;
 }
 
