@@ -51,7 +51,8 @@ class Predictions:
         assert network is not None
         lines += code.predicted(name, prompt=subject.token is not None)
         said = said_of(network, subject)
-        facts = {"step": steps if step is None else step, "python": "\n".join([*subject.python, *lines])}
+        at = steps if step is None else step
+        facts = {"step": at, "note": self._note(at), "python": "\n".join([*subject.python, *lines])}
         return _described(self._exhibit, subject) | said_as(said, self._exhibit.text) | facts
 
     def history(self, asked: Asked) -> dict[str, Any]:
@@ -77,6 +78,14 @@ class Predictions:
         with self._making:
             return self._at_stop(step) if step in self.stops else self._between(step)
 
+    def _note(self, step: int) -> str | None:
+        """What is not as it was at a step: parameters that were not recorded are known at snapshots only."""
+        unrecorded, snapshots = self._exhibit.memory.unrecorded, self._exhibit.memory.summary()["snapshots"]
+        if step in snapshots or not unrecorded:
+            return None
+        last = max(one for one in snapshots if one <= step)
+        return f"parameters that were not recorded are those of step {last:,}: {listing(unrecorded, most=5)}"
+
     def _made(self, step: int) -> nn.Module:
         assert self._network is not None
         return self._exhibit.memory.until(step=step).model(self._network).eval()
@@ -92,7 +101,8 @@ def _stops(exhibit: Exhibit) -> list[int]:
     steps: list[int] = summary["snapshots"]
     if exhibit.network is None:
         return steps
-    if len(steps) < _FEW and summary["bytes"] < _SMALL and "mute" not in exhibit.cannot:
+    exact = "mute" not in exhibit.cannot and not exhibit.memory.unrecorded
+    if len(steps) < _FEW and summary["bytes"] < _SMALL and exact:
         between = torch.linspace(0, exhibit.memory.steps, _FEW).round().long().tolist()
         steps = sorted({*steps, *between})
     size = sum(p.numel() * p.element_size() for p in exhibit.network.parameters())

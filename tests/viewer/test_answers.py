@@ -1,6 +1,7 @@
 """Answers of the viewer: the Python in each of them makes the same, and what is told is what was recorded."""
 
 import base64
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -227,6 +228,33 @@ def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
             assert one["score"] == pytest.approx(sums[one["slot"]], rel=1e-4)
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
         assert "output for each class" in questions.exhibit.cannot["predict"]
+
+
+def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = normalised()
+    optimizer = runs.sgd(model.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the norm is not recorded
+        with dualform.record(model, optimizer, tmp_path / "run", dtype="float32") as recorder:
+            for step in range(8):
+                recorder.tag(label=torch.arange(4) % 3)
+                model(torch.randn(4, 20)).square().mean().backward()
+                optimizer.step()
+                if step == 3:
+                    recorder.sync()
+    np.save(tmp_path / "inputs.npy", torch.randn(2, 20).numpy())
+    named = Named(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
+    for questions in prepared(tmp_path / "run", named):
+        at = {step: questions.ask("predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
+        assert (at[4]["note"], at[8]["note"]) == (None, None)
+        assert at[6]["note"] == "parameters that were not recorded are those of step 4: '1.bias', '1.weight'"
+        assert questions.stops == [0, 4, 8]
+        assert_close(torch.tensor([at[6]["probabilities"]]), run_python(at[6])["probabilities"])
+
+
+def normalised() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(20, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 3))
 
 
 def test_keys_alone_have_spotlights_but_nothing_to_mute(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ export function subjectPanel(run) {
     tell(text);
   }
   function show(answer) {
-    tell(answer.probabilities ? null : run.cannot.predict);
+    tell(answer.probabilities ? answer.note : run.cannot.predict);
     image.replaceChildren(...[seen(run, answer, isDrawn(state.get()) ? 84 : 120)].filter(Boolean));
     words.replaceChildren(...verdict(run, answer));
     chart.replaceChildren(...(answer.probabilities ? [probabilityBars(run, answer)] : []));
