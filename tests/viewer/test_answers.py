@@ -239,6 +239,7 @@ def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
         with dualform.record(model, optimizer, tmp_path / "run", dtype="float32") as recorder:
             for step in range(8):
                 recorder.tag(label=torch.arange(4) % 3)
+                optimizer.zero_grad()
                 model(torch.randn(4, 20)).square().mean().backward()
                 optimizer.step()
                 if step == 3:
