@@ -5,30 +5,18 @@ nothing. So gradients have to be well-conditioned: no entry may be less than a t
 of, |G| >= 1e-3 sum_t |e_t x_t^T|.
 """
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 
-import dualform
-from tests.optimizers import ELEMENTWISE, OPTIONS
-from tests.recipes import CLASSES, Recipe, StepRecipe, Trained, recipes, train
+from tests.optimizers import OPTIONS
+from tests.recipes import CLASSES, Recipe, StepRecipe, Trained, recipes, recorded
 
 EACH = settings(max_examples=settings().max_examples * 2 // 5)  # of every optimiser
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-
-
-def recorded(recipe: Recipe) -> tuple[Trained, dualform.Memory]:
-    with TemporaryDirectory() as path:  # an open memory map outlives its file
-        trained = train(recipe, Path(path) / "run")
-        if recipe.optimizer in ELEMENTWISE:
-            assume(trained.reference.condition > 1e-3)
-        return trained, dualform.load(Path(path) / "run")
 
 
 def examples(trained: Trained, label: int) -> list[int]:

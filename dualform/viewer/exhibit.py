@@ -92,11 +92,7 @@ def open_exhibit(path: str | Path, named: Named | None = None) -> Exhibit:
     pen = _pen(pictures, inputs, outputs, notes)
     _note_what_cannot_be(memory, network, inputs, text, notes)
     classes = Classes.of(memory, names_of(memory.about, named.class_names))
-    if inputs is not None and inputs.images is None and pictures is None:
-        notes.missing["images"] = (
-            "save images beside the inputs with dualform.inputs.save_inputs(run, inputs=..., images=..., "
-            "training_images=...), or pass --image-shape HEIGHTxWIDTH if inputs are pixels"
-        )
+    _note_missing_images(memory, inputs, pictures, notes)
     return Exhibit(
         memory, named, classes, model, network, inputs, pictures, pen, text, outputs, notes.missing, notes.cannot
     )
@@ -150,6 +146,19 @@ def _pen(pictures: Pictures | None, inputs: Inputs | None, outputs: Outputs | No
     except DualformError as error:
         notes.cannot["draw"] = str(error)
         return None
+
+
+def _note_missing_images(memory: Memory, inputs: Inputs | None, pictures: Pictures | None, notes: _Notes) -> None:
+    if inputs is not None and pictures is None:
+        notes.missing["images"] = (
+            "save images beside the inputs with dualform.inputs.save_inputs(run, inputs=..., images=..., "
+            "training_images=...), or pass --image-shape HEIGHTxWIDTH if inputs are pixels"
+        )
+    if pictures is not None and (pictures.trainings is None or memory.tags.get("id") != "int"):
+        notes.missing["training images"] = (
+            "record with recorder.tag(id=...), the number of each training example, and save the images they are "
+            "rows of with dualform.inputs.save_inputs(run, inputs=..., training_images=...)"
+        )
 
 
 def _note_what_cannot_be(

@@ -29,8 +29,11 @@ class Pictures:
 
     @classmethod
     def of(cls, inputs: Inputs, shape: Shape | None) -> "Pictures | None":
-        """None where inputs are no grey images: the inputs themselves are, if they have as many pixels."""
-        tests, shape = _as_grey(inputs.images if inputs.images is not None else inputs.inputs, shape)
+        """None where there are no images: inputs themselves are, if a shape is given, or if they have channels."""
+        found = inputs.images if inputs.images is not None else inputs.inputs
+        if inputs.images is None and shape is None and found.dim() != 4:
+            return None
+        tests, shape = _as_grey(found, shape)
         if tests is None or shape is None:
             return None
         trainings = None if inputs.training_images is None else _as_grey(inputs.training_images, shape)[0]

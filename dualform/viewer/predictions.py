@@ -43,8 +43,10 @@ class Predictions:
     def predict(self, asked: Asked) -> dict[str, Any]:
         subject, step = subject_of(self._exhibit, asked.input()), asked.count_or_none("step")
         asked.end()
-        self._check()
         steps = self._exhibit.memory.steps
+        if "predict" in self._exhibit.cannot:  # the input is shown all the same
+            unknown = {"predicted": None, "probabilities": None, "step": steps, "note": None}
+            return _described(self._exhibit, subject) | unknown | {"python": "\n".join(subject.python)}
         network, name, lines = self._network, "model", list[str]()
         if step is not None and step != steps:
             network, name, lines = self.model_at(step), "as_it_was", code.at_step(step)
@@ -58,7 +60,8 @@ class Predictions:
     def history(self, asked: Asked) -> dict[str, Any]:
         subject = subject_of(self._exhibit, asked.input())
         asked.end()
-        self._check()
+        if "predict" in self._exhibit.cannot:
+            raise Refused(self._exhibit.cannot["predict"])
         if subject.token is not None:
             raise Refused("what a language model said in its training is asked for by step: predict with `step`")
         said = [said_of(self.model_at(step), subject).tolist() for step in self.stops]
@@ -89,10 +92,6 @@ class Predictions:
     def _made(self, step: int) -> nn.Module:
         assert self._network is not None
         return self._exhibit.memory.until(step=step).model(self._network).eval()
-
-    def _check(self) -> None:
-        if "predict" in self._exhibit.cannot:
-            raise Refused(self._exhibit.cannot["predict"])
 
 
 def _stops(exhibit: Exhibit) -> list[int]:

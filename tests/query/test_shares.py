@@ -18,8 +18,8 @@ from dualform.query import shares as module
 from dualform.query.scan import Slots
 from dualform.shares import Shares
 from tests.dense import INITIAL
-from tests.optimizers import ELEMENTWISE, options
-from tests.recipes import Recipe, Trained, mlp, recipes, train
+from tests.optimizers import options
+from tests.recipes import Recipe, mlp, recipes, recorded
 from tests.recorder import test_sequences as sequences
 from tests.recorder.loops import network, record, sgd
 from tests.recorder.sequences import Shape
@@ -36,14 +36,6 @@ def assert_same_models(found: nn.Module, expected: nn.Module, tolerance: float =
     parameters = dict(found.named_parameters())
     for name, parameter in expected.named_parameters():
         torch.testing.assert_close(parameters[name], parameter, rtol=tolerance, atol=tolerance)
-
-
-def recorded(recipe: Recipe) -> tuple[Trained, dualform.Memory]:
-    with TemporaryDirectory() as path:  # an open memory map outlives its file
-        trained = train(recipe, Path(path) / "run")
-        if recipe.optimizer in ELEMENTWISE:
-            assume(trained.reference.condition > 1e-3)
-        return trained, dualform.load(Path(path) / "run")
 
 
 def piece(trained: Any, name: str, tag: Any) -> Tensor:

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 import dualform
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments.language.training import MERGED
+from dualform.inputs import INPUTS, read_inputs, save_inputs
 from dualform.viewer.exhibit import Named, open_exhibit
 from dualform.viewer.questions import Questions, Refused
 from tests.viewer import runs
@@ -214,6 +215,23 @@ def test_rows_of_numbers_are_shown_as_such(tmp_path: Path) -> None:
         )
 
 
+def test_training_images_that_are_not_there_are_asked_for(tmp_path: Path) -> None:
+    path = runs.pictures(tmp_path / "run")
+    inputs = read_inputs(path / INPUTS)
+    save_inputs(path, inputs=inputs.inputs, images=inputs.images)
+    exhibit = open_exhibit(path, runs.PICTURES)
+    assert exhibit.kind == "images"
+    assert "training_images=..." in exhibit.missing["training images"]
+    questions = Questions(exhibit, prepare=False)
+    answer = questions.ask("spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
+    assert {one["pixels"] for one in answer["top"]} == {None}
+    shown = questions.ask("predict", {"input": {"index": 0}})
+    assert (shown["label"], shown["class"], shown["task"]) == (None, None, None)
+    assert questions.ask("inputs", {})["total"] == 12
+    with pytest.raises(Refused, match="needs the model and labels"):
+        questions.ask("inputs", {"outcome": "wrong"})
+
+
 def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
     np.save(path / "pairs.npy", torch.randn(2, 3, 6).numpy())
@@ -228,6 +246,10 @@ def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
             assert one["score"] == pytest.approx(sums[one["slot"]], rel=1e-4)
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
         assert "output for each class" in questions.exhibit.cannot["predict"]
+        shown = questions.ask("predict", {"input": {"index": 1}})
+        assert (len(shown["values"]), shown["probabilities"], shown["predicted"]) == (18, None, None)
+        with pytest.raises(Refused, match="output for each class"):
+            questions.ask("history", {"input": {"index": 1}})
 
 
 def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:

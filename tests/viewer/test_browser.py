@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect
@@ -261,6 +262,11 @@ def test_a_run_of_numbers_alone_says_what_is_missing(browser: Browser, tmp_path:
         with opened(browser, f"{site}#spotlight?input=1") as page:
             expect(part(page, "layer-panel", layer="0")).to_contain_text("sensor")
             expect(page.locator("main")).to_contain_text("slots have no classes")
+    np.save(path / "pairs.npy", np.ones((2, 3, 6), np.float32))  # for which the model has no probabilities
+    for site in address(open_exhibit(path, Named(model=runs.ROWS.model, inputs=path / "pairs.npy"))):
+        with opened(browser, f"{site}#spotlight?input=1") as page:
+            expect(part(page, "layer-panel", layer="0")).to_contain_text("sensor")
+            expect(page.locator("main")).to_contain_text("models with an output for each class")
 
 
 @pytest.mark.parametrize("dark", [False, True])

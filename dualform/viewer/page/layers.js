@@ -141,7 +141,7 @@ function perSwitch(run) {
 /** The panel of one layer: {element, show, busy, fail, clear, update}. */
 function layerPanel(run, layer, place) {
   const card = panel({title: layer.name, name: `spotlight-${layer.name}`, help: HELP});
-  const body = el("div", {class: run.image ? "thumbs layer-thumbs" : "scroll"});
+  const body = el("div");
   const size = el("span", {class: "quiet-text"}, `${number(layer.d_in)} → ${number(layer.d_out)}`);
   const choose = button(
     [el("kbd", {class: "kbd"}, String(place + 1)), layer.name, size],
@@ -158,10 +158,11 @@ function layerPanel(run, layer, place) {
 
   function draw() {
     if (!rows) return;
-    const nodes = run.image
-      ? rows.map((row) => image(run, row, large))
-      : [slotTable(run, large ? rows : rows.slice(0, 3))];
-    body.replaceChildren(...nodes);
+    const pictured = run.image && rows.some(({pixels}) => pixels);
+    body.className = pictured ? "thumbs layer-thumbs" : "scroll";
+    body.replaceChildren(
+      ...(pictured ? rows.map((row) => image(run, row, large)) : [slotTable(run, large ? rows : rows.slice(0, 3))]),
+    );
     mark(state.get());
     card.show(body);
   }

@@ -161,7 +161,8 @@ function plan(run, agenda, parts) {
   }
   agenda.add({
     what: "asking the model as it was …",
-    wanted: (now) => (run.cannot.time || !inputOf(now) ? null : ["history", questions.history(inputOf(now))]),
+    wanted: (now) =>
+      run.cannot.time || run.cannot.predict || !inputOf(now) ? null : ["history", questions.history(inputOf(now))],
     show: scrubber.show,
     busy: scrubber.busy,
     fail: scrubber.fail,
