@@ -7,6 +7,7 @@ classes.outputs["mnist"]            # names of the model's outputs
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from dualform.memory import Memory
@@ -57,8 +58,11 @@ class Classes:
 
     def number(self, task: object, label: object) -> int | None:
         """Of the class with this task, if there are tasks, and this label."""
-        wanted = (str(task) if TASK in self.by else None, label)
-        return next((i for i, one in enumerate(self.every) if (one.task, one.label) == wanted), None)
+        return self._numbers.get((str(task) if TASK in self.by else None, label))
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str | None, object], int]:
+        return {(one.task, one.label): number for number, one in enumerate(self.every)}
 
     def of_row(self, row: Mapping[str, Any]) -> int | None:
         """The class of a row of a table."""
