@@ -44,6 +44,8 @@ def report(
     chosen = _chosen(exhibit, index, prompt)
     questions = Questions(exhibit, prepare=False)
     console = terminal.console()
+    with terminal.busy(console, "preparing") as at:
+        questions.jobs.run(at)
     with terminal.progress(console, "answering", len(list(reports.asked(questions, chosen)))) as done:
         content = reports.html(reports.collect(questions, chosen, done))
     reports.write(out, content)

@@ -49,9 +49,11 @@ class Jobs:
         self._stopped = False
         self._over = Event()
 
-    def run(self) -> None:
+    def run(self, told: Callable[[str], None] = lambda what: None) -> None:
+        """All of them; `told` is called with what each is about as its turn comes."""
         for job in self._jobs:
             if not self._stopped:
+                told(job.what)
                 job.run()
         self._over.set()
 

@@ -1,5 +1,6 @@
 """A report: the page of the viewer and answers to some questions in one HTML file, which opens from disk.
 
+    questions.jobs.run()
     answers = collect(questions, Chosen(inputs=[3, 8]))
     write(Path("run.html"), html(answers))
 
@@ -58,8 +59,7 @@ def chosen_for(exhibit: Exhibit) -> Chosen:
 def collect(
     questions: Questions, chosen: Chosen, progress: Callable[[int], None] = lambda step: None
 ) -> dict[str, Answer]:
-    """The answers by question, as the page looks them up. Prepares what the server prepares in the background."""
-    questions.jobs.run()
+    """The answers by question, as the page looks them up. The jobs of the questions have to be done."""
     exhibit = questions.exhibit
     listed = {"total": len(chosen.inputs), "inputs": [shown(exhibit, index) for index in chosen.inputs]}
     usual = {"start": 0, "count": 60, "class": None, "outcome": None, "search": ""}
