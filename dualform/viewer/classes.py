@@ -8,6 +8,7 @@ classes.outputs["mnist"]            # names of the model's outputs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 from dualform.memory import Memory
@@ -15,6 +16,7 @@ from dualform.store.document import printable
 
 TASK, LABEL = "task", "label"
 _MOST = 200  # beyond which charts of classes say nothing, and weights due to each take too much memory
+Row = Mapping[str, Any]
 Names = Mapping[str, Sequence[str]]  # of outputs, by task; "" where there are no tasks
 
 
@@ -49,12 +51,13 @@ class Classes:
         by = tuple(tag for tag in (TASK, LABEL) if memory.tags.get(tag) in ("int", "string"))
         if not memory.layers or LABEL not in by:
             return cls((), (), (), names)
-        rows = list(memory.seen(memory.layers[0], by=by).rows())
+        rows: list[Row] = list(memory.seen(memory.layers[0], by=by).rows())
         if len(rows) > _MOST:
             return cls((), (), (), names)
+        if TASK in by:
+            rows = _by_task(rows)
         every = tuple(Class(_task(row), row[LABEL], _name(names, _task(row), row[LABEL])) for row in rows)
-        tasks = _spans(memory, every) if TASK in by else ()
-        return cls(by, every, tasks, names)
+        return cls(by, every, _spans(rows) if TASK in by else (), names)
 
     def number(self, task: object, label: object) -> int | None:
         """Of the class with this task, if there are tasks, and this label."""
@@ -64,12 +67,12 @@ class Classes:
     def _numbers(self) -> dict[tuple[str | None, object], int]:
         return {(one.task, one.label): number for number, one in enumerate(self.every)}
 
-    def of_row(self, row: Mapping[str, Any]) -> int | None:
+    def of_row(self, row: Row) -> int | None:
         """The class of a row of a table."""
         return self.number(row.get(TASK), row.get(LABEL))
 
 
-def _task(row: Mapping[str, Any]) -> str | None:
+def _task(row: Row) -> str | None:
     return str(row[TASK]) if TASK in row else None
 
 
@@ -78,12 +81,21 @@ def _name(names: Names, task: str | None, label: int | str) -> str:
     return known[label] if isinstance(label, int) and 0 <= label < len(known) else printable(str(label))
 
 
-def _spans(memory: Memory, every: Sequence[Class]) -> tuple[Span, ...]:
-    rows = sorted(memory.seen(memory.layers[0], by=TASK).rows(), key=lambda row: row["first_step"])
-    numbers = {
-        str(row[TASK]): tuple(i for i, one in enumerate(every) if one.task == str(row[TASK])) for row in rows
-    }  # fmt: skip
-    return tuple(Span(str(row[TASK]), row["first_step"], row["last_step"], numbers[str(row[TASK])]) for row in rows)
+def _by_task(rows: Sequence[Row]) -> list[Row]:
+    """Task after task, as they were trained on."""
+    begun: dict[str | None, int] = {}
+    for row in rows:
+        begun[_task(row)] = min(row["first_step"], begun.get(_task(row), row["first_step"]))
+    return sorted(rows, key=lambda row: (begun[_task(row)], _task(row)))
+
+
+def _spans(rows: Sequence[Row]) -> tuple[Span, ...]:
+    spans = []
+    for task, group in groupby(enumerate(rows), key=lambda numbered: str(numbered[1][TASK])):
+        numbers, seen = zip(*group, strict=True)
+        first, last = min(row["first_step"] for row in seen), max(row["last_step"] for row in seen)
+        spans.append(Span(task, first, last, numbers))
+    return tuple(spans)
 
 
 def names_of(about: Mapping[str, Any], given: Sequence[str] | None) -> Names:

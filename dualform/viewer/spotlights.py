@@ -92,8 +92,7 @@ class Spotlights:
         shown: dict[str, Any] = {"top": [self._slot(row) for row in answers["top"].rows()]}
         if "curves" in answers:
             shown["curves"] = self._curves(answers["curves"])
-            rows = answers["totals"].rows()
-            shown["totals"] = [{"class": self._exhibit.classes.of_row(row), "total": row["total"]} for row in rows]
+            shown["totals"] = self._totals(answers["totals"])
         if "timeline" in answers:
             shown["timeline"] = answers["timeline"].without("query").to_dict()
         return shown
@@ -111,11 +110,20 @@ class Spotlights:
             "tags": {name: value for name, value in row.items() if name not in _FACTS},
         }
 
+    def _totals(self, table: Table) -> list[dict[str, Any]]:
+        found = {self._exhibit.classes.of_row(row): row["total"] for row in table.rows()}
+        return [{"class": number, "total": found[number]} for number in self._numbers if number in found]
+
     def _curves(self, table: Table) -> list[dict[str, Any]]:
         found: dict[int | None, list[float]] = {}
         for row in table.rows():
             found.setdefault(self._exhibit.classes.of_row(row), []).append(_rounded(row["score"]))
-        return [{"class": number, "scores": scores} for number, scores in found.items()]
+        return [{"class": number, "scores": found[number]} for number in self._numbers if number in found]
+
+    @property
+    def _numbers(self) -> range:
+        """Classes as the page lists them."""
+        return range(len(self._exhibit.classes.every))
 
 
 def _rounded(score: float) -> float:

@@ -3,7 +3,8 @@
 //   bars({rows: [{label: "3", value: 1.2e6, link: {class: 3}, emphasis: "predicted"}], unit: "attention weight"});
 //   bars({rows, horizontal: true, caption: "Attention per class"});
 //
-// When some rows have a role (predicted, true, both), these have its colour and the others are grey until hovered over.
+// When some rows have a role (predicted, true, both), these have its colour and the others are grey, or pale in the colour of
+// their task, until hovered over.
 import {svg, number} from "viewer/words";
 import {link} from "viewer/linked";
 import {frame, scale, ticks, domain, text, line, textWidth, yAxis, room, cut, reading} from "viewer/axes";
@@ -58,7 +59,7 @@ function upright(rows, unit, width, height) {
       drawn.map(({group}) => group),
       line(left, y(0), right, y(0), {class: "zero"}),
       drawn.map(({label}) => label), // above all bars: a neighbour must not cover it
-      groups?.groups.map((group) => groupMark(group, left, band, base + fit.height)),
+      groups?.groups.map((group) => groupMark(group, left, band, base + fit.height, rows[group.first].colour)),
     ],
   };
 }
@@ -100,13 +101,13 @@ function nameBelow(lines, way, x, base) {
 }
 
 /** A task's name under the names of its classes. */
-function groupMark({name, first, count}, left, band, y) {
+function groupMark({name, first, count}, left, band, y, colour) {
   const from = left + first * band + 3,
     to = left + (first + count) * band - 3;
   return svg(
     "g",
     {},
-    line(from, y + 4, to, y + 4, {class: "mark"}),
+    line(from, y + 4, to, y + 4, {class: "mark", style: colour ? {stroke: colour, "stroke-width": "3"} : null}),
     text((from + to) / 2, y + 19, cut(name, to - from), {class: "axis-label", "text-anchor": "middle"}),
   );
 }

@@ -22,12 +22,15 @@ export function curves({series, x = "rank", y = "attention weight", caption = ""
   return frame({name: caption || `${y} by ${x}`, describe, width, height, draw, kind: "curves"});
 }
 
+/** What stands at the end of a curve; a task is told by its colour. */
+const nameOf = (one) => one.name ?? one.label;
+
 function curvesIn(series, words, width, height, chart) {
   const all = series.flatMap((one) => one.values.filter(Number.isFinite)),
     most = Math.max(...series.map((one) => one.values.length), 2);
   const range = domain(all, Math.min(...all) > 0.5 * Math.max(...all)),
     marks = ticks(...range, 4);
-  const names = Math.min(width * 0.28, Math.max(...series.map((one) => textWidth(one.label, 12, true))) + 14);
+  const names = Math.min(width * 0.28, Math.max(...series.map((one) => textWidth(nameOf(one), 12, true))) + 14);
   const box = {left: room(marks), right: width - names, top: 30, bottom: height - 36};
   const x = scale([1, most], [box.left, box.right]),
     y = scale(range, [box.bottom, box.top]);
@@ -69,7 +72,7 @@ function curveGroup({one, y: at, shy}, {x, y, some, names, right}) {
     {class: `curve ${one.emphasis ? "strong" : ""}`, style: paints(one, some)},
     svg("path", {class: "stroke", d: `M${points.join("L")}`}),
     points.length === 1 && svg("circle", {class: "dot", cx: end[0], cy: end[1], r: 3}),
-    text(right + 8, at, cut(one.label, names - 8), {class: shy ? "end shy" : "end", dy: "0.35em"}),
+    text(right + 8, at, cut(nameOf(one), names - 8), {class: shy ? "end shy" : "end", dy: "0.35em"}),
   );
   return one.link ? link(group, one.link) : group;
 }

@@ -2,7 +2,7 @@
 //
 // An output is a number the model may say; a class is a row of `run.classes`, which has a task as well as a label. In a run
 // of several tasks an output belongs to a class only once the task is known.
-import {classColour} from "viewer/palette";
+import {classColour, ROLES} from "viewer/palette";
 import {className} from "viewer/words";
 
 /** The name of output `k`, as the model of this task says it. */
@@ -20,18 +20,12 @@ export function outputClass(run, task, k) {
   return found >= 0 && run.classes.findLastIndex(fits) === found ? found : null;
 }
 
-export function outputColour(run, task, k) {
-  const number = outputClass(run, task, k);
-  return classColour(run, number ?? k);
-}
-
-/** Names and roles of all outputs of an answer: [{label, colour, link, emphasis, output}]. */
+/** Names and roles of all outputs of an answer: [{label, link, emphasis, output}]. */
 export function outputRows(run, {task = null, label = null, predicted = null}, count) {
   return Array.from({length: count}, (_, k) => {
     const number = outputClass(run, task, k);
     return {
       label: outputName(run, task, k),
-      colour: outputColour(run, task, k),
       link: number === null ? null : {class: number},
       emphasis: roleOf(k, label, predicted),
       output: k,
@@ -49,6 +43,12 @@ export function classRole(run, k, {class: own, task, predicted}) {
   const taken = predicted === null || predicted === undefined ? null : outputClass(run, task ?? null, predicted);
   if (k === taken) return k === own ? "both" : "predicted";
   return k === own ? "true" : undefined;
+}
+
+/** The colour that marks class `k` for an input: its role's, or else its task's; null if it has neither. */
+export function classMark(run, k, said) {
+  const role = said && classRole(run, k, said);
+  return role ? ROLES[role] : classColour(run, k);
 }
 
 export function classSet(run, k) {

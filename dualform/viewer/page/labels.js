@@ -70,10 +70,10 @@ export function spread(labels, gap, top, bottom) {
   return labels;
 }
 
-/** The paint of a row or line, and the one it has when lit: where some have a role, the others are grey. */
+/** The paint of a row or line, and the one it has when lit: where some have a role, the others are grey or `soft`. */
 export function paints(one, some) {
   const own = one.emphasis ? ROLES[one.emphasis] : (one.colour ?? "var(--accent)");
-  return {"--paint": some && !one.emphasis ? "var(--quiet)" : own, "--own": own};
+  return {"--paint": some && !one.emphasis ? (one.soft ?? "var(--quiet)") : own, "--own": own};
 }
 
 /** Which roles are in the chart, as a small legend that ends at `right`; with `value`, it says their values too. */

@@ -1,8 +1,9 @@
 // The training slots in the spotlight: one panel a layer, the chosen one large.
 import {inReport} from "viewer/ask";
+import {classMark} from "viewer/classes";
 import {link} from "viewer/linked";
 import {isMuted, toggleId} from "viewer/muting";
-import {classColour, taskColour} from "viewer/palette";
+import {taskColour} from "viewer/palette";
 import {panel} from "viewer/panel";
 import {button, dotted} from "viewer/parts";
 import {picture} from "viewer/picture";
@@ -32,11 +33,12 @@ function visitWords(row) {
 
 const classOf = (run, row) => (row.class === null || row.class === undefined ? null : className(run, row.class));
 
-function caption(run, row) {
-  const named = classOf(run, row);
+// The task is told by the picture's frame.
+function caption(run, row, said) {
+  const known = run.classes[row.class];
   return [
     el("span", {class: "weight"}, short(row.score)),
-    named === null ? "" : dotted(named, classColour(run, row.class)),
+    known ? dotted(known.name, classMark(run, row.class, said)) : "",
     el("span", {class: "quiet-text"}, row.tags.id === undefined ? `slot ${row.slot}` : `id ${row.tags.id}`),
     el("span", {class: "quiet-text"}, visitWords(row)),
   ];
@@ -55,11 +57,11 @@ function canMute(run, row) {
   return !run.cannot.mute && !inReport && row.tags.id !== undefined;
 }
 
-function image(run, row, large) {
+function image(run, row, {large, said}) {
   const several = run.tasks.length > 1;
   const frame = several && row.tags.task !== undefined ? taskColour(run, row.tags.task) : null;
   const onclick = canMute(run, row) ? () => toggleId(row.tags.id) : null;
-  const looks = large ? {size: LARGE, caption: caption(run, row)} : {size: SMALL};
+  const looks = large ? {size: LARGE, caption: caption(run, row, said)} : {size: SMALL};
   const figure = picture(row.pixels, run.image.shape, {
     ...looks,
     alt: describe(run, row),
@@ -154,16 +156,20 @@ function layerPanel(run, layer, place) {
   heading.after(per.element);
   Object.assign(card.element.dataset, {test: "layer-panel", layer: layer.name});
   let rows = null,
-    large = null;
+    large = null,
+    said = null;
 
-  function draw() {
-    if (!rows) return;
+  function fill() {
     const pictured = run.image && rows.some(({pixels}) => pixels);
     body.className = pictured ? "thumbs layer-thumbs" : "scroll";
     body.replaceChildren(
-      ...(pictured ? rows.map((row) => image(run, row, large)) : [slotTable(run, large ? rows : rows.slice(0, 3))]),
+      ...(pictured ? rows.map((row) => image(run, row, {large, said})) : [slotTable(run, large ? rows : rows.slice(0, 3))]),
     );
     mark(state.get());
+  }
+  function draw() {
+    if (!rows) return;
+    fill();
     card.show(body);
   }
   function mark(now) {
@@ -193,7 +199,11 @@ function layerPanel(run, layer, place) {
     body.replaceChildren();
     card.show([]);
   }
-  return {element: card.element, update, show, busy: card.busy, fail: card.fail, clear};
+  function predicted(given) {
+    said = given;
+    if (rows && large) fill(); // small ones have no captions
+  }
+  return {element: card.element, update, show, predicted, busy: card.busy, fail: card.fail, clear};
 }
 
 export function layerPanels(run) {

@@ -1,9 +1,10 @@
-// Colours of classes, tasks and roles, as CSS variables so that they follow the theme (style.css has the values).
+// Colours of roles and tasks, as CSS variables so that they follow the theme (style.css has the values).
 //
-//   bar.style.fill = classColour(run, 3);          // "var(--class-3)"
 //   name.style.color = PREDICTED;                  // "var(--predicted)"
-const CLASSES = 20,
-  TASKS = 4;
+//   bar.style.fill = taskColour(run, "mnist");     // "var(--task-0)"
+//
+// A class has no colour of its own: ten of them cannot be told apart, and would be taken for what was predicted or is true.
+const TASKS = 4;
 
 /** What an input was taken for, what it is, and both at once: the prediction is right. */
 export const PREDICTED = "var(--predicted)";
@@ -11,18 +12,14 @@ export const TRUE = "var(--true)";
 export const BOTH = "var(--both)";
 export const ROLES = {predicted: PREDICTED, true: TRUE, both: BOTH};
 
-/** The colour of class `k`; a second task has the same hues, lighter. */
-export function classColour(run, k) {
-  const row = run?.classes?.[k];
-  if (!row) return Number.isInteger(k) ? `var(--class-${k % CLASSES})` : "var(--quiet)";
-  const task = Math.max(0, taskNumber(run, row.task));
-  const before = run.classes.slice(0, k).filter((other) => other.task === row.task).length;
-  return `var(--class-${((task % 2) * 10 + (before % 10)) % CLASSES})`;
+/** The colour of a task, by name, number or row of `run.tasks`; `soft` beside what has a role. */
+export function taskColour(run, task, soft = false) {
+  return `var(--task-${Math.max(0, taskNumber(run, task?.name ?? task)) % TASKS}${soft ? "-soft" : ""})`;
 }
 
-/** The colour of a task, by name, number or row of `run.tasks`. */
-export function taskColour(run, task) {
-  return `var(--task-${Math.max(0, taskNumber(run, task?.name ?? task)) % TASKS})`;
+/** The colour of class `k` where it has no role: its task's in a run of several, else null. */
+export function classColour(run, k, soft = false) {
+  return run.tasks.length > 1 && run.classes[k] ? taskColour(run, run.classes[k].task, soft) : null;
 }
 
 function taskNumber(run, task) {

@@ -30,7 +30,8 @@ export function reason(text) {
   return el("p", {class: "muted-note"}, text);
 }
 
-/** A name with a square of its colour before it. */
+/** A name with a square of its colour before it, if it has one. */
 export function dotted(text, colour, quiet = false) {
-  return el("span", {class: quiet ? "class-dot quiet-text" : "class-dot", style: {"--dot": colour}}, text);
+  const kinds = [colour && "dotted", quiet && "quiet-text"].filter(Boolean);
+  return el("span", {class: kinds.join(" "), style: colour ? {"--dot": colour} : null}, text);
 }

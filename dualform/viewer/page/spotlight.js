@@ -45,7 +45,9 @@ function chartPanels(run) {
 
   const common = (k) => ({
     label: className(run, k),
+    name: String(run.classes[k].name),
     colour: classColour(run, k),
+    soft: classColour(run, k, true),
     link: {class: k},
     emphasis: said ? classRole(run, k, said) : undefined,
   });
@@ -105,14 +107,6 @@ function plan(run, agenda, parts) {
     const input = inputOf(now);
     return input && ["spotlight", questions.spotlight(input, layer, perOf(run, now))];
   };
-  // Charts mark what the finished model said; an answer of an earlier step only tells what the input is.
-  let said = null;
-  const about = (answer, finished) => {
-    if (finished || said?.index !== answer.index || answer.index === null)
-      said = finished ? answer : {...answer, predicted: null};
-    else if (!finished) return;
-    for (const part of [charts, tray, scrubber]) part.predicted(said);
-  };
   const many =
     (name, ...targets) =>
     (argument) =>
@@ -125,11 +119,20 @@ function plan(run, agenda, parts) {
     show: (answer) => {
       subject.show(answer);
       banner.show(answer);
-      about(answer, state.get().step === null);
     },
     busy: subject.busy,
     fail: subject.fail,
     clear: subject.clear,
+  });
+  // Everything else is about the finished run, also where the prediction is of an earlier step.
+  agenda.add({
+    live: true,
+    lane: "quick",
+    wanted: (now) => inputOf(now) && ["predict", questions.predict(inputOf(now))],
+    show: many("predicted", charts, tray, scrubber, ...layers),
+    busy: () => {},
+    fail: () => {},
+    clear: () => {},
   });
   agenda.add({
     live: true,

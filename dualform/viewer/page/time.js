@@ -18,6 +18,7 @@ const LEAST = 0.02; // of an output's probability, for its line to be drawn
 const PATIENCE = 200; // ms without a change after which the model of a step is asked for
 
 function bandsOf(run) {
+  if (run.tasks.length < 2) return []; // one task takes all the time
   return run.tasks.map(({name, first_step: first, last_step: last}) => ({
     label: name,
     first,

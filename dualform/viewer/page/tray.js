@@ -1,12 +1,12 @@
 // What is muted, and what the model says without it. It stays in sight at the foot of the page.
 import {inReport} from "viewer/ask";
 import {compare} from "viewer/chart";
-import {classSet, outputName, outputRows, setName, taskSet} from "viewer/classes";
+import {classMark, classSet, outputName, outputRows, setName, taskSet} from "viewer/classes";
 import {link} from "viewer/linked";
 import {canUndo, clear as clearAll, hasSet, toggleSet, undo} from "viewer/muting";
-import {classColour, taskColour} from "viewer/palette";
+import {taskColour} from "viewer/palette";
 import {panel} from "viewer/panel";
-import {button, table} from "viewer/parts";
+import {button, dotted, table} from "viewer/parts";
 import {className, el, number, percent} from "viewer/words";
 
 const HONEST = "Recorded contributions removed, not retrained.";
@@ -15,45 +15,31 @@ const HELP =
   "The model's weights without what the muted slots added to them. Everything else is as it was recorded: " +
   "a model trained without these examples would have learnt other things from the rest.";
 
-function setColour(run, set) {
-  if (set.task && !set.label) return taskColour(run, set.task[0]);
-  const k = run.classes.findIndex(
-    (row) => set.label?.includes(row.label) && (!set.task || set.task.includes(row.task)),
-  );
-  return k < 0 ? "var(--quiet)" : classColour(run, k);
-}
-
 function chip(run, set) {
   const name = setName(run, set);
-  const attributes = {
-    class: "chip",
-    "data-test": "chip",
-    style: {"--dot": setColour(run, set)},
-    title: `Unmute ${name}`,
-  };
+  const attributes = {class: "chip", "data-test": "chip", title: `Unmute ${name}`};
   return button([name, el("span", {"aria-hidden": "true"}, " ×")], () => toggleSet(set), attributes);
 }
 
-function muteButton(set, text, dot, attributes) {
-  return {
-    set,
-    element: button(text, () => toggleSet(set), {class: "mute-button", style: {"--dot": dot}, ...attributes}),
-  };
+function muteButton(set, name, attributes) {
+  return {set, element: button(name, () => toggleSet(set), {class: "mute-button", ...attributes})};
 }
 
 function taskButton(run, name) {
   const attributes = {"data-test": "mute-task", "data-task": name, title: `Mute everything of ${name}`};
-  return muteButton(taskSet(name), `task ${name}`, taskColour(run, name), attributes);
+  return muteButton(taskSet(name), dotted(`task ${name}`, taskColour(run, name)), attributes);
 }
 
 function classButton(run, {name, task}, k) {
   const attributes = {"data-test": "mute-class", "data-class": k, title: `Mute class ${className(run, k)}`};
-  const item = muteButton(classSet(run, k), name, classColour(run, k), attributes);
+  const item = muteButton(classSet(run, k), null, attributes);
+  const mark = (said) => item.element.replaceChildren(dotted(name, classMark(run, k, said)));
+  mark(null);
   link(item.element, {class: k});
-  return {...item, task};
+  return {...item, task, mark};
 }
 
-/** One small button for each task and class. */
+/** One small button for each task and class; `mark` gives a square to what the input is and what it was taken for. */
 function buttons(run) {
   const several = run.tasks.length > 1;
   const classes = run.classes.map((row, k) => classButton(run, row, k));
@@ -72,6 +58,7 @@ function buttons(run) {
       ),
     ),
     update,
+    mark: (said) => classes.forEach((item) => item.mark(said)),
   };
 }
 
@@ -191,6 +178,9 @@ export function trayOf(run) {
     busy,
     fail: card.fail,
     clear,
-    predicted: (answer) => ([task, label] = [answer.task, answer.label]),
+    predicted: (answer) => {
+      ({task, label} = answer);
+      choices.mark(answer);
+    },
   };
 }
