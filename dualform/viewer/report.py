@@ -13,17 +13,20 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.jsonable import finite
 from dualform.store.files import write_atomically
 from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.listing import shown
+from dualform.viewer.listing import class_of, shown
 from dualform.viewer.page_files import Page, read_page
 from dualform.viewer.questions import Questions
+from dualform.viewer.subject import task_of
 
 Answer = dict[str, Any]
 _POLICY = (
@@ -43,17 +46,21 @@ class Chosen:
 
 
 def chosen_for(exhibit: Exhibit) -> Chosen:
-    """Where nothing is chosen: the first mistakes, and of other classes the first that the model gets right."""
+    """Where nothing is chosen: some mistakes and some that the model gets right, of many tasks and classes."""
     outputs = exhibit.outputs
-    if exhibit.inputs is None or outputs is None or outputs.right is None or outputs.labels is None:
+    if exhibit.inputs is None or outputs is None or outputs.right is None:
         return Chosen(inputs=range(min(_WRONG + _RIGHT, len(exhibit.inputs or ()))))
-    wrong = np.flatnonzero(~outputs.right.numpy())[:_WRONG].tolist()
-    seen, right = set[int](), list[int]()
-    for index in np.flatnonzero(outputs.right.numpy()).tolist():
-        if int(outputs.labels[index]) not in seen and len(right) < _RIGHT:
-            seen.add(int(outputs.labels[index]))
-            right.append(index)
-    return Chosen(inputs=[*wrong, *right])
+    right = outputs.right.numpy()
+    return Chosen(inputs=[*_varied(exhibit, ~right)[:_WRONG], *_varied(exhibit, right)[:_RIGHT]])
+
+
+def _varied(exhibit: Exhibit, among: NDArray[np.bool_]) -> list[int]:
+    """The first input of each class, the tasks in turn."""
+    firsts: dict[str | None, dict[int | None, int]] = {}
+    for index in np.flatnonzero(among).tolist():
+        firsts.setdefault(task_of(exhibit, index), {}).setdefault(class_of(exhibit, index), index)
+    turns = zip_longest(*(of_task.values() for of_task in firsts.values()))
+    return [index for turn in turns for index in turn if index is not None]
 
 
 def collect(

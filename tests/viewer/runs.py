@@ -19,7 +19,7 @@ from dualform.text import Text
 from dualform.viewer.exhibit import Named
 
 SHAPE = (4, 5)
-TASKS = {"squares": ["none", "small", "large"], "stripes": ["across", "down", "both"]}
+TASKS = {"triangles": ["none", "small", "large"], "stripes": ["across", "down", "both"]}
 PICTURES = Named(model="tests.viewer.runs:network")
 ROWS = Named(model="tests.viewer.runs:regression")
 FABLE = "a wolf and a lamb came to a brook. the wolf stood high up the stream and the lamb a little below. "

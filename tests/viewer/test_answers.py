@@ -52,9 +52,9 @@ def run_python(answer: dict[str, Any]) -> dict[str, Any]:
 def test_the_run_at_a_glance(pictures: Questions) -> None:
     run = pictures.ask("run", {})
     assert (run["name"], run["kind"], run["steps"], run["snapshots"]) == ("pictures", "images", 24, [0, 6, 12, 18, 24])
-    assert run["classes"][1] == {"task": "squares", "label": 1, "name": "small"}
+    assert run["classes"][1] == {"task": "triangles", "label": 1, "name": "small"}
     assert [(task["name"], task["first_step"], task["last_step"]) for task in run["tasks"]] == [
-        ("squares", 0, 11),
+        ("triangles", 0, 11),
         ("stripes", 12, 23),
     ]
     assert run["tasks"][1]["classes"] == (3, 4, 5)
@@ -71,7 +71,7 @@ def test_jobs_end_with_a_certificate_and_accuracies(pictures: Questions) -> None
     ]
     assert found["certificate"]["ok"]
     assert found["accuracy"]["steps"][-1] == 24
-    assert found["accuracy"]["inputs"] == {"squares": 6, "stripes": 6}
+    assert found["accuracy"]["inputs"] == {"triangles": 6, "stripes": 6}
     model, inputs = pictures.exhibit.network, pictures.exhibit.inputs
     assert model is not None
     assert inputs is not None

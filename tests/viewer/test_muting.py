@@ -121,7 +121,7 @@ def test_classes_whose_weights_would_not_fit_are_read(
     reading = Muting(exhibit)
     monkeypatch.setattr(exhibit.memory, "shares", too_many)
     reading.prepare()
-    sets: list[dict[str, Any]] = [{"label": [1]}, {"steps": [3, 9]}, {"task": ["squares"]}]
+    sets: list[dict[str, Any]] = [{"label": [1]}, {"steps": [3, 9]}, {"task": ["triangles"]}]
     assert not reading.is_quick({"mute": sets[:1]})
     found, expected = ask(reading, sets), ask(muting, sets)
     assert found["slots"] == expected["slots"]
