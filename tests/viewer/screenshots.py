@@ -88,7 +88,7 @@ def take(browser: Browser, run: Path, shots: list[Shot], out: Path) -> None:
 
 def save(picture: bytes, path: Path) -> None:
     image = Image.open(BytesIO(picture)).convert("RGB")
-    image.quantize(COLOURS, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(path, optimize=True)
+    image.quantize(COLOURS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 
 

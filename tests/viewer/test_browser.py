@@ -207,6 +207,18 @@ def test_the_model_as_it_was_at_any_step(browser: Browser, site: str, exhibit: E
         expect(part(page, "step-banner")).to_be_hidden()
 
 
+def test_charts_mark_what_the_finished_model_says(browser: Browser, site: str, exhibit: Exhibit) -> None:
+    assert exhibit.network is not None
+    predicted, _ = said(exhibit, exhibit.network, 7)
+    before, _ = said(exhibit, exhibit.memory.until(step=0).model(exhibit.network), 7)
+    assert before != predicted
+    with opened(browser, f"{site}#spotlight?input=7&step=0") as page:
+        expect(part(page, "prediction")).to_contain_text(f"The model says {before}")
+        for chart, name in {"totals": ".bar:is(.predicted, .both) .name", "curves": ".curve.strong .end"}.items():
+            expect(part(page, chart).locator(name).filter(has_text=str(predicted))).to_be_visible()
+        expect(part(page, "mute-class", **{"class": predicted}).locator(".dotted")).to_be_visible()
+
+
 def test_an_address_restores_what_was_seen(browser: Browser, site: str) -> None:
     state = "#spotlight?input=11&layer=hidden2&mute=label:3;steps:10-40&step=75"
     seen = []
@@ -225,10 +237,12 @@ def test_tasks_have_a_button_each_and_accuracies_over_time(browser: Browser, two
     with opened(browser, two_tasks) as page:
         expect(page.get_by_text("Accuracy over training time")).to_be_visible()
         expect(page.locator("main svg[role]").first).to_be_visible()
-        expect(part(page, "home-facts")).to_contain_text("squares")
+        expect(part(page, "home-facts")).to_contain_text("triangles")
         part(page, "thumb", index=8).click()
         part(page, "mute-task", task="stripes").click()
         expect(part(page, "honest")).to_contain_text("60 of 120 slots muted in each layer")
+        page.goto(f"{two_tasks}#spotlight?input=8&mute=label:1")
+        expect(part(page, "chip")).to_contain_text("label 1 of every task")
 
 
 def test_a_language_model_has_passages_and_documents_to_mute(browser: Browser, language: str) -> None:

@@ -66,6 +66,7 @@ export function setName(run, set) {
   if (steps) return `steps ${steps[0]} to ${steps[1] - 1}`;
   if (positions) return `positions ${positions[0]} to ${positions[1] - 1}`;
   if (id) return id.length > 4 ? `${id.length} training examples` : `training example ${id.join(", ")}`;
+  if (label && !task && run.tasks.length > 1) return `label ${label.join(", ")} of every task`;
   if (label && !Object.keys(others).length)
     return `class ${label.map((value) => labelName(run, task?.[0], value)).join(", ")}`;
   if (task) return `task ${task.join(", ")}`;

@@ -124,7 +124,8 @@ export function trayOf(run) {
   verdict.setAttribute("role", "status");
   verdict.after(caption);
   const undoing = el("span", {class: "row tray-undo"}, back, none, fold);
-  const bar = el("div", {class: "tray-bar row"}, el("b", {}, "Mute"), ...choices.elements, hint, chips, undoing);
+  const sets = el("div", {class: "row"}, el("b", {}, "Mute"), ...choices.elements, hint, chips);
+  const bar = el("div", {class: "tray-bar"}, sets, undoing);
   const element = el("div", {class: "tray", "data-test": "tray"}, bar, card.element);
   let task = null,
     label = null;
