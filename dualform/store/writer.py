@@ -62,6 +62,7 @@ class RunWriter:
         try:
             writer = cls(path, manifest, lock, chapter_bytes)
             write_atomically(path / MANIFEST, [np.frombuffer(text.encode(), dtype=np.uint8)])
+            writer._state_nbytes = _nbytes(state)
             writer._write(writer._chapter, state, None)
         except BaseException:
             lock.release()
@@ -97,6 +98,7 @@ class RunWriter:
                 f"{self.path} can be recorded to by the process that began it, not by one forked from it"
             )
         self.wait()
+        self._state_nbytes = _nbytes(state)  # here and not in the background, so that chapters end where they always do
         try:
             self._writing = self._thread.submit(self._write, self._chapter, state, ended)
         except RuntimeError as error:  # no more threads, or the interpreter is shutting down
@@ -139,7 +141,6 @@ class RunWriter:
             chapter = Chapter(self._sealed)  # an interrupt came while it was handed over, and so it was twice
         if self._lock.removed:  # somebody else's run may be there by now
             raise StorageError(f"cannot write {self.path}: the directory was removed while it was recorded to")
-        self._state_nbytes = sum(column.nbytes for column in state.values())
         self._sound = False
         columns = {f"state/{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
@@ -166,6 +167,10 @@ class RunWriter:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
         except ValueError as error:
             raise StorageError(f"cannot write {self.path}: {error}") from error
+
+
+def _nbytes(state: State) -> int:
+    return sum(column.nbytes for column in state.values())
 
 
 def _pool(layer: Layer, kept: Sequence[Shard]) -> KeyPool:
