@@ -22,19 +22,20 @@ class Arena:
     def __init__(self) -> None:
         self._free: deque[Tensor] = deque()  # filled by the writer's thread, emptied by the training's
         self._used: list[Tensor] = []
-        self._last: dict[str, tuple[Tensor, int]] = {}  # of each column: its last block, and where its rows end
+        self._last: dict[str, tuple[Tensor, int, int]] = {}  # of each column: its last block, its rows, those in use
 
     def empty(self, column: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         """Uninitialised rows on the CPU, right behind the column's last ones if there is room."""
         rows, width = shape
-        block, start = self._last.get(column, (None, 0))
-        if block is None or len(block) < start + rows:
+        block, most, start = self._last.get(column, (None, 0, 0))
+        if block is None or most < start + rows:
             whole = self._block(rows * width * dtype.itemsize)
             self._used.append(whole)
             row = width * dtype.itemsize
-            block, start = whole[: len(whole) // row * row].view(dtype).view(-1, width), 0
-        self._last[column] = block, start + rows
-        return block[start : start + rows]
+            most, start = len(whole) // row, 0
+            block = whole[: most * row].view(dtype).view(-1, width)
+        self._last[column] = block, most, start + rows
+        return block.narrow(0, start, rows)
 
     def _block(self, size: int) -> Tensor:
         if size <= _BLOCK and self._free:

@@ -23,6 +23,7 @@ from torch import Tensor
 from dualform.errors import NotFinite, UnexplainedGradient
 from dualform.recorder.capture import Pass
 from dualform.recorder.probe import Probe
+from dualform.recorder.sight import Sight
 
 Array = NDArray[np.float64]
 
@@ -40,15 +41,18 @@ class Look:
     """A layer in one step: its gradients seen through the probe, and its passes by their number."""
 
     probe: Probe
-    seen: Sequence[Tensor]  # of each trained part, flat
-    stepped: Sequence[int]  # which trained parts have a gradient at all
-    eps: float  # of the gradients' precision, at least float32's
+    sight: Sight
     passes: Mapping[int, Pass]
 
     def products(self) -> Tensor:
         """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
         first, *others = (one.product for one in self.passes.values())
         return sum(others, start=first)
+
+    def within_rounding(self, residual: float) -> bool:
+        """Whether so much may be left over, of the gradient's own size."""
+        least = _SLACK * self.sight.eps
+        return residual <= least or residual <= least + self.low
 
     @property
     def low(self) -> float:
@@ -74,39 +78,41 @@ def explain(looks: Sequence[Look], step: int) -> list[Explained]:
     if quick is not None:
         return quick
     numbers = sorted({number for look in looks for number in look.passes})
-    equations = [[_Equation(look, part, numbers) for part in look.stepped] for look in looks]
+    equations = [[_Equation(look, part, numbers) for part in look.sight.stepped] for look in looks]
     _check_finite(equations, step)
     found = _simplest([e for of_layer in equations for e in of_layer], step)
     explained = []
     for look, of_layer in zip(looks, equations, strict=True):
         factors = np.zeros((len(look.passes), len(look.probe.slices)))
         mine = [numbers.index(number) for number in look.passes]
-        factors[:, look.stepped] = np.stack([found[e][mine] for e in of_layer], axis=1)
+        factors[:, look.sight.stepped] = np.stack([found[e][mine] for e in of_layer], axis=1)
         explained.append(Explained(factors, max(e.residual(found[e]) for e in of_layer)))
     return explained
 
 
 def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
     """The answer if one factor for everything fits well, as it nearly always does."""
-    if not all(look.passes and len(look.stepped) == len(look.probe.slices) for look in looks):
+    if not all(look.passes and len(look.sight.stepped) == len(look.probe.slices) for look in looks):
         return None
-    # All rows of all layers in one array each: few operations, however many layers there are.
-    starts, layers = _layout(tuple((look.probe.rows, look.probe.layer.d_out) for look in looks))
-    target = array(torch.cat([part.cpu() for look in looks for part in look.seen]))
+    # All rows of all layers in one array each: few operations, however many layers there are. Between the products of a
+    # training step each costs several times what it would in a loop of its own.
+    starts, layers = _layout(tuple(look.probe.shape for look in looks))
+    target = array(torch.cat([part.cpu() for look in looks for part in look.sight.seen]))
     total = array(torch.cat([look.products().reshape(-1).cpu() for look in looks]))
     sizes = np.add.reduceat(np.square(total), starts)  # (rows,)
-    if not sizes.all():
+    if np.count_nonzero(sizes) < len(sizes):
         return None
-    fitted = float((np.add.reduceat(target * total, starts) / sizes).mean())
+    fitted = float(np.add.reduce(np.add.reduceat(target * total, starts) / sizes)) / len(sizes)
     # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
     certain = len(total) > max(len(look.passes) for look in looks)
     candidates = (1.0, fitted) if abs(fitted - 1) < _NEAR else (fitted,)
     for factor in candidates if certain else (1.0,):
         gaps = np.add.reduceat(np.square(target - factor * total), starts)
         residuals = np.sqrt(np.maximum.reduceat(gaps / sizes, layers)) / (abs(factor) or _TINY)  # (layers,)
-        if all(r <= _SLACK * look.eps + look.low for r, look in zip(residuals.tolist(), looks, strict=True)):
+        if all(look.within_rounding(r) for r, look in zip(residuals.tolist(), looks, strict=True)):
             shapes = [(len(look.passes), len(look.probe.slices)) for look in looks]
-            return [Explained(np.full(s, factor), r) for s, r in zip(shapes, residuals.tolist(), strict=True)]
+            factors = {shape: np.full(shape, factor) for shape in shapes}
+            return [Explained(factors[s], r) for s, r in zip(shapes, residuals.tolist(), strict=True)]
     return None
 
 
@@ -129,7 +135,7 @@ class _Equation:
         self._rows = look.probe.slices[part]
         self.layer = look.probe.layer.name
         self.parameter = look.probe.layer.trained[part].parameter
-        self.target = array(look.seen[part])  # (n,)
+        self.target = array(look.sight.seen[part])  # (n,)
         found = [
             array(look.passes[n].product[self._rows].reshape(-1)) if n in look.passes else self.target * 0
             for n in numbers
@@ -155,9 +161,9 @@ class _Equation:
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
         size, low = _norm(predicted), self._look.low
-        if _norm(gap) <= (_SLACK * self._look.eps + low) * size:
+        if _norm(gap) <= (_SLACK * self._look.sight.eps + low) * size:
             return True  # it fits as a whole; no elementwise bound is needed
-        rounding = _SLACK * self._look.eps * _weighted(np.abs(factors), self.bounds)
+        rounding = _SLACK * self._look.sight.eps * _weighted(np.abs(factors), self.bounds)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:

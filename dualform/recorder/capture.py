@@ -7,6 +7,7 @@ they are in the processor's cache and before a batch buffer is filled anew; the 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import count
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,7 +112,7 @@ class Captures:
     def take(self, layer: str) -> dict[int, Pass]:
         """The backward passes through a layer since the last call, by number, in order."""
         passes: dict[int, list[Capture]] = defaultdict(list)
-        for capture in sorted(self._waiting.pop(layer, ()), key=lambda c: (c.backward, c.order)):
+        for capture in sorted(self._waiting.pop(layer, ()), key=attrgetter("backward", "order")):
             passes[capture.backward].append(capture)
         return {number: Pass(captures) for number, captures in passes.items()}
 

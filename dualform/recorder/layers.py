@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from torch import nn
 from torch.optim import Optimizer
@@ -22,6 +23,26 @@ class Recorded:
 
     module: nn.Module
     layer: Layer
+
+    @cached_property
+    def _trained(self) -> tuple[str, ...]:
+        return tuple(own_name(part) for part in self.layer.trained)
+
+    def trained(self) -> list[nn.Parameter]:
+        """The parameters of the layer's trained parts, as they are now."""
+        return [self.parameter(name) for name in self._trained]
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """By its name in the module, past nn.Module's search by name, which is slow for what is asked in every step."""
+        found = self.module._parameters.get(name)
+        if found is None:
+            raise RecordingError(f"{name!r} of layer {self.layer.name!r} was taken away while recording")
+        return found
+
+
+def own_name(part: Part) -> str:
+    """Of a parameter, in its module."""
+    return part.parameter.rpartition(".")[2]
 
 
 @dataclass(frozen=True)

@@ -48,10 +48,9 @@ def _name(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__module__}.{type(optimizer).__name__}"
 
 
-def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], values: bool) -> dict[str, list[float]]:
-    """Ledger lines, without their leading `stepped`, of those parameters this optimiser holds."""
+def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], rule: Rule | None) -> dict[str, list[float]]:
+    """Ledger lines, without their leading `stepped`, of those parameters this optimiser holds. No rule: empty ones."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-    rule = rule_for(optimizer) if values else None
     lines: dict[str, list[float]] = {}
     for name, parameter in parameters:
         group = groups.get(id(parameter))

@@ -38,11 +38,7 @@ class Probe:
                 shape = widths[0], part.columns[1] - part.columns[0]
                 self._vectors[group, slice(*part.columns)] = torch.randn(shape, generator=generator)
         self._of_parts = self._split()
-
-    @property
-    def rows(self) -> int:
-        """Random vectors, and biases."""
-        return len(self._added)
+        self.shape = sum(widths), layer.d_out  # random vectors and biases; numbers seen through each
 
     def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """(grad r)^T of each weight, and the gradient of each bias, each as one row of numbers."""

@@ -21,6 +21,7 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,13 +33,14 @@ from dualform.recorder.arena import Arena
 from dualform.recorder.audit import Look, explain
 from dualform.recorder.capture import Captures, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
-from dualform.recorder.layers import Recorded, plan
+from dualform.recorder.layers import Recorded, own_name, plan
 from dualform.recorder.merge import Merger
 from dualform.recorder.probe import Probe
 from dualform.recorder.resume import go_on
+from dualform.recorder.sight import Sight, see
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
-from dualform.store import DTYPES, Manifest, Part, Rows, RunWriter, StepRecord, Storage
+from dualform.store import DTYPES, Manifest, Rows, RunWriter, StepRecord, Storage
 from dualform.store.document import parsed
 from dualform.store.packing import pack
 
@@ -59,6 +61,7 @@ class Recorder:
         chosen = plan(model, optimizers, layers, storage)
         self.skipped = chosen.skipped
         self._recorded = chosen.recorded
+        self._rules = [ledger.rule_for(optimizer) if storage.values else None for optimizer in optimizers]
         self._manifest = Manifest(
             run=token_hex(8),
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -118,6 +121,7 @@ class Recorder:
         self._tags = Tags({})
         self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
         self._lines: dict[str, list[float]] = {}
+        self._sights: dict[str, Sight] = {}
         self._stepping = False
         self._arena = Arena()
         state = snapshot(self._model, self._optimizers)
@@ -165,10 +169,23 @@ class Recorder:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             self._check_running()
             self._guard(self._check_unchanged)
-            self._lines = ledger.read(optimizer, list(self._parameters(index)), self._storage.values)
+            self._lines = ledger.read(optimizer, list(self._parameters(index)), self._rules[index])
+            self._guard(lambda: self._see(index, optimizer))
             self._stepping = True
 
         return hook
+
+    def _see(self, index: int, optimizer: Optimizer) -> None:
+        """Look at the gradients that an optimiser's step will take."""
+        fused = any(group.get("fused") for group in optimizer.param_groups)
+        self._sights = (
+            {} if fused else {e.layer.name: see(e, probe, self.steps) for e, probe in self._stepped_by(index)}
+        )
+
+    def _stepped_by(self, index: int) -> Iterable[tuple[Recorded, Probe]]:
+        """The layers of an optimiser."""
+        every = zip(self._recorded, self._probes, strict=True)
+        return (one for one in every if one[0].layer.trained[0].optimizer == index)
 
     def _after_step(self, index: int) -> Any:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -196,7 +213,8 @@ class Recorder:
             name = look.probe.layer.name
             residual[name] = explained.residual
             # factors of 0: zeroed before the step, the pass never was in a gradient
-            used = [(one, f) for one, f in zip(look.passes.values(), explained.factors, strict=True) if f.any()]
+            factors = zip(look.passes.values(), explained.factors, strict=True)
+            used = [(one, of_parts) for one, of_parts in factors if np.count_nonzero(of_parts)]
             self._check_tags(one for one, _ in used)
             if self._merger:
                 self._merger.note(name, [one for one, _ in used])
@@ -213,26 +231,16 @@ class Recorder:
             self._seal()
 
     def _look(self, index: int) -> list[Look]:
-        """What an optimiser's step did to its layers, and what went through them since its last one."""
+        """The gradients of an optimiser's layers, and what went through them since its last step."""
         looks = []
-        for entry, probe in zip(self._recorded, self._probes, strict=True):
-            if entry.layer.trained[0].optimizer != index:
-                continue
+        for entry, probe in self._stepped_by(index):
+            sight = self._sights.pop(entry.layer.name, None)
+            if sight is None or not sight.holds(entry):
+                sight = see(entry, probe, self.steps)
             passes = self._captures.take(entry.layer.name)
-            gradients = [self._gradient(part.parameter, parameter) for part, parameter in _trained(entry)]
-            stepped = [i for i, (_, parameter) in enumerate(_trained(entry)) if parameter.grad is not None]
-            if stepped:
-                eps = torch.finfo(torch.float64 if gradients[0].dtype == torch.float64 else torch.float32).eps
-                looks.append(Look(probe, probe.of_gradients(gradients), stepped, eps, passes))
+            if sight.stepped:
+                looks.append(Look(probe, sight, passes))
         return looks
-
-    def _gradient(self, name: str, parameter: Tensor) -> Tensor:
-        gradient = parameter.grad
-        if gradient is None:
-            return torch.zeros_like(parameter)
-        if gradient.layout != torch.strided:
-            raise RecordingError(f"step {self.steps}: the gradient of {name!r} is sparse, which is not supported")
-        return gradient.detach()
 
     def _ledger_line(self, name: str, stepped: set[str]) -> list[float]:
         """A parameter of another optimiser, or one without a gradient, is idle in this step."""
@@ -245,7 +253,7 @@ class Recorder:
     def _parameters(self, index: int) -> Iterable[tuple[str, Tensor]]:
         """The recorded parameters that an optimiser steps, by name."""
         for entry in self._recorded:
-            for part, parameter in _trained(entry):
+            for part, parameter in zip(entry.layer.trained, entry.trained(), strict=True):
                 if part.optimizer == index:
                     yield part.parameter, parameter
 
@@ -256,9 +264,9 @@ class Recorder:
         here sooner or later, and in the certificate of its chapter in any case.
         """
         entry = self._recorded[self.steps % len(self._recorded)]
-        name = entry.layer.parts[0].parameter
-        weight = _get(entry, name).detach()
-        return name, weight[(_SEED + 31 * self.steps) % len(weight)]
+        part = entry.layer.parts[0]
+        weight = entry.parameter(own_name(part)).detach()
+        return part.parameter, weight[(_SEED + 31 * self.steps) % weight.shape[0]]
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()
@@ -307,16 +315,6 @@ class Recorder:
             raise RecordingError("the recorder is not on: use it in a with block")
         if self._failed is not None:
             raise RecordingError(f"recording stopped at step {self.steps}: {self._failed}") from self._failed
-
-
-def _get(entry: Recorded, parameter: str) -> Tensor:
-    tensor = getattr(entry.module, parameter.rpartition(".")[2])
-    assert isinstance(tensor, Tensor)
-    return tensor
-
-
-def _trained(entry: Recorded) -> Iterable[tuple[Part, Tensor]]:
-    return ((part, _get(entry, part.parameter)) for part in entry.layer.trained)
 
 
 def record(

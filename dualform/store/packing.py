@@ -11,6 +11,7 @@ again would not be recognised.
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,14 +44,22 @@ def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tupl
     rows = rows if rows.dtype == torch.float64 else rows.float()
     # A row's largest entry is at most its norm, and at least its norm over the root of its width.
     norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
-    least, most = float(norms.min()), float(norms.max())
+    least, most = float(np.minimum.reduce(norms)), float(np.maximum.reduce(norms))
     shared = 0 if alike or not math.isfinite(most) else math.frexp(most)[1] - _TOP
     shared = min(max(shared, EXPONENTS[0]), EXPONENTS[-1])
     if math.ldexp(math.sqrt(rows.shape[1]), shared + _BOTTOM) <= least and most < math.ldexp(1.0, shared + _TOP):
         # To multiply first is quicker than torch.mul into float16, which goes through small buffers.
         scaled = packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
-        return scaled, np.full(len(norms), shared, dtype=np.int16)
+        return scaled, _repeated(shared, len(norms))
     return _packed_singly(rows, norms, packed)
+
+
+@lru_cache(maxsize=256)
+def _repeated(exponent: int, count: int) -> Exponents:
+    """The same array for every batch that has the same, which is nearly every batch; not to be written to."""
+    exponents = np.full(count, exponent, dtype=np.int16)
+    exponents.flags.writeable = False
+    return exponents
 
 
 def _packed_singly(rows: Tensor, norms: NDArray[Any], packed: Tensor) -> tuple[Tensor, Exponents]:

@@ -194,6 +194,39 @@ def test_a_closure_and_an_unscaled_gradient(tmp_path: Path) -> None:
     assert_exact(tmp_path / "run", model, 3)
 
 
+def test_gradients_that_change_at_the_last_moment(tmp_path: Path) -> None:
+    """By a hook that comes after the recorder's own."""
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+
+    def halve(*_: object) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+
+    with record(model, optimizer, tmp_path / "run"):
+        optimizer.register_step_pre_hook(halve)
+        for _ in range(3):
+            step(model, optimizer)
+    assert_exact(tmp_path / "run", model, 3)
+    factors = Run(tmp_path / "run").shards[-1]["slots/0/factors"]
+    assert_close(torch.tensor(factors), torch.full((3, 2), 0.5, dtype=torch.float64))
+
+
+def test_a_fused_optimiser_that_unscales_in_its_step(tmp_path: Path) -> None:
+    """As torch.amp's scaler has it do: the gradients change, and their versions do not."""
+    model = network(nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            (F.cross_entropy(model(inputs), targets) * 8).backward()
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(0.0)  # type: ignore[attr-defined]
+            optimizer.step()
+    assert_exact(tmp_path / "run", model, 3)
+
+
 def test_a_skipped_step_with_infinite_gradients_leaves_no_trace(tmp_path: Path) -> None:
     model = network()
     optimizer = sgd(model)

@@ -1,0 +1,57 @@
+"""The gradients of a step as a probe sees them.
+
+They are looked at just before the optimiser reads them, so that they come from memory once for both. What changes them
+after that, a closure or somebody else's hook, makes other tensors of them or counts up their versions; then they are
+looked at again after the step. Fused optimisers may unscale them without counting, and are looked at afterwards only.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dualform.errors import RecordingError
+from dualform.recorder.layers import Recorded
+from dualform.recorder.probe import Probe
+
+
+class Sight(NamedTuple):
+    """A layer's gradients, and what the probe made of them."""
+
+    gradients: Sequence[Tensor | None]  # of each trained part
+    versions: Sequence[int]
+    seen: Sequence[Tensor]  # of each trained part, flat
+    stepped: Sequence[int]  # which trained parts have a gradient at all
+    eps: float  # of the gradients' precision, at least float32's
+
+    def holds(self, entry: Recorded) -> bool:
+        """Whether the gradients still are what was seen."""
+        now = [parameter.grad for parameter in entry.trained()]
+        same = all(one is other for one, other in zip(now, self.gradients, strict=True))
+        return same and _versions(now) == self.versions
+
+
+def see(entry: Recorded, probe: Probe, step: int) -> Sight:
+    parameters = entry.trained()
+    gradients = [parameter.grad for parameter in parameters]
+    stepped = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not stepped:
+        return Sight(gradients, [], [], [], 0.0)
+    for part, gradient in zip(entry.layer.trained, gradients, strict=True):
+        if gradient is not None and gradient.layout != torch.strided:
+            raise RecordingError(f"step {step}: the gradient of {part.parameter!r} is sparse, which is not supported")
+    known = [
+        torch.zeros_like(parameter) if gradient is None else gradient
+        for parameter, gradient in zip(parameters, gradients, strict=True)
+    ]
+    eps = _EPS.get(known[0].dtype, _EPS[torch.float32])
+    with torch.no_grad():
+        return Sight(gradients, _versions(gradients), probe.of_gradients(known), stepped, eps)
+
+
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+
+
+def _versions(gradients: Sequence[Tensor | None]) -> list[int]:
+    return [gradient._version for gradient in gradients if gradient is not None]
