@@ -178,9 +178,8 @@ class Recorder:
     def _see(self, index: int, optimizer: Optimizer) -> None:
         """Look at the gradients that an optimiser's step will take."""
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        self._sights = (
-            {} if fused else {e.layer.name: see(e, probe, self.steps) for e, probe in self._stepped_by(index)}
-        )
+        layers = () if fused else self._stepped_by(index)
+        self._sights = {entry.layer.name: see(entry, probe, self.steps) for entry, probe in layers}
 
     def _stepped_by(self, index: int) -> Iterable[tuple[Recorded, Probe]]:
         """The layers of an optimiser."""
