@@ -97,8 +97,8 @@ def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
     # All rows of all layers in one array each: few operations, however many layers there are. Between the products of a
     # training step each costs several times what it would in a loop of its own.
     starts, layers = _layout(tuple(look.probe.shape for look in looks))
-    target = array(torch.cat([part.cpu() for look in looks for part in look.sight.seen]))
-    total = array(torch.cat([look.products().reshape(-1).cpu() for look in looks]))
+    seen = [part.cpu() for look in looks for part in look.sight.seen]
+    target, total = array(torch.cat(seen + [look.products().reshape(-1).cpu() for look in looks])).reshape(2, -1)
     sizes = np.add.reduceat(np.square(total), starts)  # (rows,)
     if np.count_nonzero(sizes) < len(sizes):
         return None

@@ -42,6 +42,9 @@ class Packed(NamedTuple):
         return unpack(self.rows, self.exponent, dtype)
 
 
+Pack = Callable[[Tensor], Packed]
+
+
 class Capture(NamedTuple):
     """One call of a layer that was followed back."""
 
@@ -98,9 +101,9 @@ class Captures:
         recorded: Sequence[Recorded],
         probes: Sequence[Probe],
         tags: Callable[[], Tags],
-        pack: Callable[[Tensor, str], Packed],
+        packer: Callable[[Layer, bool], Pack],
     ) -> None:
-        self._tags, self._pack = tags, pack
+        self._tags, self._packer = tags, packer
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
@@ -128,8 +131,8 @@ class Captures:
             handle.remove()
 
     def _on_keys(self, entry: Recorded, probe: Probe) -> Callable[[Tensor, torch.dtype, bool], OnErrors | None]:
-        layer = entry.layer
-        name, key_column, value_column = layer.name, f"{layer.name}/keys", f"{layer.name}/values"
+        layer, name = entry.layer, entry.layer.name
+        pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
         padding = getattr(entry.module, "padding_idx", None)
 
         def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
@@ -152,8 +155,8 @@ class Captures:
                     order=order,
                     backward=torch._C._current_graph_task_id(),
                     product=probe.of_rows(keys, values),
-                    keys=self._pack(keys, key_column),
-                    values=self._pack(values, value_column),
+                    keys=pack_keys(keys),
+                    values=pack_values(values),
                     precision=gradient.dtype,
                     tags=tags,
                     leading=tuple(given.shape if layer.one_hot else given.shape[:-1]),

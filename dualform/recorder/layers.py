@@ -25,24 +25,16 @@ class Recorded:
     layer: Layer
 
     @cached_property
-    def _trained(self) -> tuple[str, ...]:
-        return tuple(own_name(part) for part in self.layer.trained)
+    def _own_names(self) -> list[str]:
+        return [part.parameter.rpartition(".")[2] for part in self.layer.trained]
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters of the layer's trained parts, as they are now."""
-        return [self.parameter(name) for name in self._trained]
-
-    def parameter(self, name: str) -> nn.Parameter:
-        """By its name in the module, past nn.Module's search by name, which is slow for what is asked in every step."""
-        found = self.module._parameters.get(name)
-        if found is None:
-            raise RecordingError(f"{name!r} of layer {self.layer.name!r} was taken away while recording")
+        own = self.module._parameters  # past nn.Module's search by name, which is slow for what every step asks
+        found = [parameter for name in self._own_names if (parameter := own.get(name)) is not None]
+        if len(found) < len(self._own_names):
+            raise RecordingError(f"a parameter of layer {self.layer.name!r} was taken away while recording")
         return found
-
-
-def own_name(part: Part) -> str:
-    """Of a parameter, in its module."""
-    return part.parameter.rpartition(".")[2]
 
 
 @dataclass(frozen=True)

@@ -31,19 +31,20 @@ from dualform.errors import DualformError, NotFinite, ParameterChanged, Recordin
 from dualform.recorder import ledger
 from dualform.recorder.arena import Arena
 from dualform.recorder.audit import Look, explain
-from dualform.recorder.capture import Captures, Packed, Pass, as_rows
+from dualform.recorder.capture import Captures, Pack, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
-from dualform.recorder.layers import Recorded, own_name, plan
+from dualform.recorder.layers import Recorded, plan
 from dualform.recorder.merge import Merger
 from dualform.recorder.probe import Probe
 from dualform.recorder.resume import go_on
 from dualform.recorder.sight import Sight, see
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
-from dualform.store import DTYPES, Manifest, Rows, RunWriter, StepRecord, Storage
+from dualform.store import DTYPES, Layer, Manifest, Rows, RunWriter, StepRecord, Storage
 from dualform.store.document import parsed
 from dualform.store.packing import pack
 
+_NONE = Tags({})
 _SEED = 20220211  # any number will do, as long as it stays the same
 
 
@@ -118,7 +119,7 @@ class Recorder:
         if self.skipped:  # before any hook is on: a warning may be an error
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
             warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
-        self._tags = Tags({})
+        self._tags = _NONE
         self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
         self._lines: dict[str, list[float]] = {}
         self._sights: dict[str, Sight] = {}
@@ -130,7 +131,7 @@ class Recorder:
             self._writer = RunWriter.begin(self.path, self._manifest, state, size, self._overwrite)
         else:
             self._writer, self._kinds = go_on(self.path, self._resume, self._manifest, state, size)
-        self._captures = Captures(self._recorded, self._probes, lambda: self._tags, self._pack)
+        self._captures = Captures(self._recorded, self._probes, lambda: self._tags, self._packer)
         self._handles: list[RemovableHandle] = []
         for index, optimizer in enumerate(self._optimizers):
             self._handles.append(optimizer.register_step_pre_hook(self._before_step(index)))
@@ -204,8 +205,8 @@ class Recorder:
     def _take_step(self, index: int) -> None:
         assert self._writer is not None
         self._writer.check()
-        stepped = {name for name, p in self._parameters(index) if p.grad is not None}
         looks = self._look(index)
+        stepped = {look.probe.layer.trained[part].parameter for look in looks for part in look.sight.stepped}
         residual = dict.fromkeys(self.layers, float("nan"))
         rows: dict[str, list[Rows]] = {}
         for look, explained in zip(looks, explain(looks, self.steps), strict=True):
@@ -224,7 +225,7 @@ class Recorder:
         if self._merger:
             self._merger.add_noted()
         self.steps += 1
-        self._tags = Tags({})
+        self._tags = _NONE
         self._print = self._fingerprint()[1].clone()
         if self._writer.full:
             self._seal()
@@ -234,7 +235,7 @@ class Recorder:
         looks = []
         for entry, probe in self._stepped_by(index):
             sight = self._sights.pop(entry.layer.name, None)
-            if sight is None or not sight.holds(entry):
+            if sight is None or not sight.holds:
                 sight = see(entry, probe, self.steps)
             passes = self._captures.take(entry.layer.name)
             if sight.stepped:
@@ -263,9 +264,8 @@ class Recorder:
         here sooner or later, and in the certificate of its chapter in any case.
         """
         entry = self._recorded[self.steps % len(self._recorded)]
-        part = entry.layer.parts[0]
-        weight = entry.parameter(own_name(part)).detach()
-        return part.parameter, weight[(_SEED + 31 * self.steps) % weight.shape[0]]
+        weight = entry.trained()[0].detach()
+        return entry.layer.trained[0].parameter, weight[(_SEED + 31 * self.steps) % weight.shape[0]]
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()
@@ -284,13 +284,15 @@ class Recorder:
 
     # Tags, memory, and the state of the recorder itself
 
-    def _pack(self, rows: Tensor, column: str) -> Packed:
-        if self._merger or (not self._storage.values and column.endswith("/values")):
-            return Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
-        empty = partial(self._arena.empty, column)
-        if not rows.is_floating_point():
-            return Packed(empty((len(rows), 1), torch.int32).copy_(rows), None)
-        return Packed(*pack(rows, self._storage.dtype, empty, alike=column.endswith("/keys")))
+    def _packer(self, layer: Layer, values: bool) -> Pack:
+        """What packs the keys or the values of a layer."""
+        empty = partial(self._arena.empty, f"{layer.name}/{'values' if values else 'keys'}")
+        dtype = self._storage.dtype
+        if self._merger or (values and not self._storage.values):
+            return lambda rows: Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
+        if layer.one_hot and not values:
+            return lambda rows: Packed(empty((len(rows), 1), torch.int32).copy_(rows), None)
+        return lambda rows: Packed(*pack(rows, dtype, empty, alike=not values))
 
     def _seal(self) -> None:
         assert self._writer is not None

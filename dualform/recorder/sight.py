@@ -19,15 +19,17 @@ from dualform.recorder.probe import Probe
 class Sight(NamedTuple):
     """A layer's gradients, and what the probe made of them."""
 
-    gradients: Sequence[Tensor | None]  # of each trained part
+    parameters: Sequence[Tensor]  # of each trained part
+    gradients: Sequence[Tensor | None]
     versions: Sequence[int]
     seen: Sequence[Tensor]  # of each trained part, flat
     stepped: Sequence[int]  # which trained parts have a gradient at all
     eps: float  # of the gradients' precision, at least float32's
 
-    def holds(self, entry: Recorded) -> bool:
+    @property
+    def holds(self) -> bool:
         """Whether the gradients still are what was seen."""
-        now = [parameter.grad for parameter in entry.trained()]
+        now = [parameter.grad for parameter in self.parameters]
         same = all(one is other for one, other in zip(now, self.gradients, strict=True))
         return same and _versions(now) == self.versions
 
@@ -37,7 +39,7 @@ def see(entry: Recorded, probe: Probe, step: int) -> Sight:
     gradients = [parameter.grad for parameter in parameters]
     stepped = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not stepped:
-        return Sight(gradients, [], [], [], 0.0)
+        return Sight(parameters, gradients, [], [], [], 0.0)
     for part, gradient in zip(entry.layer.trained, gradients, strict=True):
         if gradient is not None and gradient.layout != torch.strided:
             raise RecordingError(f"step {step}: the gradient of {part.parameter!r} is sparse, which is not supported")
@@ -47,7 +49,7 @@ def see(entry: Recorded, probe: Probe, step: int) -> Sight:
     ]
     eps = _EPS.get(known[0].dtype, _EPS[torch.float32])
     with torch.no_grad():
-        return Sight(gradients, _versions(gradients), probe.of_gradients(known), stepped, eps)
+        return Sight(parameters, gradients, _versions(gradients), probe.of_gradients(known), stepped, eps)
 
 
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
