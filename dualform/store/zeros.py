@@ -31,7 +31,7 @@ def without_zeros(blocks: Sequence[Array]) -> tuple[list[Array], list[Array]] | 
     if stored * size + entries / 8 > _WORTH * entries * size:
         return None
     bits = [np.packbits(mask, axis=1) for mask in masks]
-    return bits, [np.compress(m.reshape(-1), p.reshape(-1)) for m, p in zip(masks, pieces, strict=True)]
+    return bits, [p.reshape(-1).take(np.flatnonzero(m)) for m, p in zip(masks, pieces, strict=True)]
 
 
 def with_zeros(bits: Array, entries: Array, width: int) -> Array:
