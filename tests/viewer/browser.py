@@ -14,7 +14,12 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Request, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-FLAGS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
+FLAGS = [
+    "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu",
+    # and nothing that a browser would ask the network for by itself
+    "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-quic",
+]  # fmt: skip
 SIZE = {"width": 1366, "height": 768}
 PATIENCE = 30_000  # milliseconds: machines are noisy
 
