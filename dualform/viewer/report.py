@@ -11,9 +11,9 @@ anywhere: its content security policy forbids it.
 import base64
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dualform.jsonable import finite
 from dualform.store.files import write_atomically
 from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.listing import class_of, shown
+from dualform.viewer.listing import shown
 from dualform.viewer.page_files import Page, read_page
 from dualform.viewer.questions import Questions
 from dualform.viewer.subject import task_of
@@ -48,19 +48,23 @@ class Chosen:
 def chosen_for(exhibit: Exhibit) -> Chosen:
     """Where nothing is chosen: some mistakes and some that the model gets right, of many tasks and classes."""
     outputs = exhibit.outputs
-    if exhibit.inputs is None or outputs is None or outputs.right is None:
+    if exhibit.inputs is None or outputs is None or outputs.right is None or outputs.labels is None:
         return Chosen(inputs=range(min(_WRONG + _RIGHT, len(exhibit.inputs or ()))))
-    right = outputs.right.numpy()
-    return Chosen(inputs=[*_varied(exhibit, ~right)[:_WRONG], *_varied(exhibit, right)[:_RIGHT]])
+    labels, right = outputs.labels.tolist(), outputs.right.numpy()
+    kinds = [(task_of(exhibit, index), label) for index, label in enumerate(labels)]
+    return Chosen(inputs=[*_varied(kinds, ~right)[:_WRONG], *_varied(kinds, right)[:_RIGHT]])
 
 
-def _varied(exhibit: Exhibit, among: NDArray[np.bool_]) -> list[int]:
-    """The first input of each class, the tasks in turn."""
-    firsts: dict[str | None, dict[int | None, int]] = {}
+def _varied(kinds: Sequence[tuple[str | None, int]], among: NDArray[np.bool_]) -> list[int]:
+    """Some inputs by their task and label: the first of each label, the tasks in turn, then the second of each."""
+    order = list[tuple[int, int, int]]()
+    visits, turns = Counter[tuple[str | None, int]](), Counter[tuple[str | None, int]]()
     for index in np.flatnonzero(among).tolist():
-        firsts.setdefault(task_of(exhibit, index), {}).setdefault(class_of(exhibit, index), index)
-    turns = zip_longest(*(of_task.values() for of_task in firsts.values()))
-    return [index for turn in turns for index in turn if index is not None]
+        visit, task = visits[kinds[index]], kinds[index][0]
+        order.append((visit, turns[task, visit], index))
+        visits[kinds[index]] += 1
+        turns[task, visit] += 1
+    return [index for *_, index in sorted(order)]
 
 
 def collect(
