@@ -132,7 +132,9 @@ def test_hovering_over_a_class_lights_it_everywhere(browser: Browser, site: str)
 
 def test_a_drawing_is_seen_and_kept_in_the_address(browser: Browser, site: str) -> None:
     with opened(browser, f"{site}#spotlight?input=7") as page:
+        expect(part(page, "tray").locator(".dotted").first).to_be_visible()
         part(page, "draw").click()
+        expect(part(page, "tray").locator(".dotted")).to_have_count(0)  # nothing is drawn yet: nothing is predicted
         pad = part(page, "drawpad").bounding_box()
         assert pad is not None
         stroke = [(0.5, 0.15), (0.5, 0.4), (0.5, 0.85)]  # a one

@@ -2,6 +2,7 @@
 //
 //     const agenda = new Agenda();
 //     agenda.add({wanted: (now) => ["predict", body] or null, show: (answer) => ..., busy, fail, clear, live: true});
+//                                              // all after `show` may be left out
 //     agenda.update(now);                      // whenever the state changes
 //
 // Questions go one after another in two lanes, quick and slow, so that a long reading of keys holds up no prediction. An
@@ -25,7 +26,8 @@ export class Agenda {
   }
 
   add(item) {
-    this.items.push({live: false, lane: "slow", what: "asking …", ...item, key: null, open: null});
+    const silent = {busy: () => {}, fail: () => {}, clear: () => {}};
+    this.items.push({live: false, lane: "slow", what: "asking …", ...silent, ...item, key: null, open: null});
   }
 
   update(now, {drawing = false} = {}) {

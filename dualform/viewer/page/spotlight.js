@@ -125,14 +125,13 @@ function plan(run, agenda, parts) {
     clear: subject.clear,
   });
   // Everything else is about the finished run, also where the prediction is of an earlier step.
+  const marked = many("predicted", charts, tray, scrubber, ...layers);
   agenda.add({
     live: true,
     lane: "quick",
     wanted: (now) => inputOf(now) && ["predict", questions.predict(inputOf(now))],
-    show: many("predicted", charts, tray, scrubber, ...layers),
-    busy: () => {},
-    fail: () => {},
-    clear: () => {},
+    show: marked,
+    clear: () => marked(null),
   });
   agenda.add({
     live: true,

@@ -180,7 +180,7 @@ export function trayOf(run) {
     fail: card.fail,
     clear,
     predicted: (answer) => {
-      ({task, label} = answer);
+      ({task, label} = answer ?? {task: null, label: null});
       choices.mark(answer);
     },
   };
