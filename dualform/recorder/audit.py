@@ -52,7 +52,7 @@ class Look:
     def within_rounding(self, residual: float) -> bool:
         """Whether so much may be left over, of the gradient's own size."""
         least = _SLACK * self.sight.eps
-        return residual <= least or residual <= least + self.low
+        return residual <= least or residual <= least + self.low  # which goes through all captures
 
     @property
     def low(self) -> float:
@@ -111,8 +111,7 @@ def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
         residuals = np.sqrt(np.maximum.reduceat(gaps / sizes, layers)) / (abs(factor) or _TINY)  # (layers,)
         if all(look.within_rounding(r) for r, look in zip(residuals.tolist(), looks, strict=True)):
             shapes = [(len(look.passes), len(look.probe.slices)) for look in looks]
-            factors = {shape: np.full(shape, factor) for shape in shapes}
-            return [Explained(factors[s], r) for s, r in zip(shapes, residuals.tolist(), strict=True)]
+            return [Explained(np.full(s, factor), r) for s, r in zip(shapes, residuals.tolist(), strict=True)]
     return None
 
 

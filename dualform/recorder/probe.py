@@ -45,7 +45,7 @@ class Probe:
         self._fit(gradients[0])
         seen = []
         for r, gradient in zip(self._of_parts, gradients, strict=True):
-            shown = gradient if gradient.dtype == self._vectors.dtype else gradient.to(self._vectors.dtype)
+            shown = gradient.to(self._vectors.dtype)
             if r is not None:
                 shown = (r @ (shown if self.layer.one_hot else shown.mT)).view(-1)
             seen.append(shown)

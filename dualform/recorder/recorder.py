@@ -21,7 +21,6 @@ from secrets import token_hex
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -44,7 +43,7 @@ from dualform.store import DTYPES, Layer, Manifest, Rows, RunWriter, StepRecord,
 from dualform.store.document import parsed
 from dualform.store.packing import pack
 
-_NONE = Tags({})
+_NO_TAGS = Tags({})
 _SEED = 20220211  # any number will do, as long as it stays the same
 
 
@@ -119,7 +118,7 @@ class Recorder:
         if self.skipped:  # before any hook is on: a warning may be an error
             reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
             warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
-        self._tags = _NONE
+        self._tags = _NO_TAGS
         self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
         self._lines: dict[str, list[float]] = {}
         self._sights: dict[str, Sight] = {}
@@ -213,8 +212,7 @@ class Recorder:
             name = look.probe.layer.name
             residual[name] = explained.residual
             # factors of 0: zeroed before the step, the pass never was in a gradient
-            factors = zip(look.passes.values(), explained.factors, strict=True)
-            used = [(one, of_parts) for one, of_parts in factors if np.count_nonzero(of_parts)]
+            used = [(one, f) for one, f in zip(look.passes.values(), explained.factors, strict=True) if f.any()]
             self._check_tags(one for one, _ in used)
             if self._merger:
                 self._merger.note(name, [one for one, _ in used])
@@ -225,7 +223,7 @@ class Recorder:
         if self._merger:
             self._merger.add_noted()
         self.steps += 1
-        self._tags = _NONE
+        self._tags = _NO_TAGS
         self._print = self._fingerprint()[1].clone()
         if self._writer.full:
             self._seal()
@@ -252,10 +250,9 @@ class Recorder:
 
     def _parameters(self, index: int) -> Iterable[tuple[str, Tensor]]:
         """The recorded parameters that an optimiser steps, by name."""
-        for entry in self._recorded:
+        for entry, _ in self._stepped_by(index):
             for part, parameter in zip(entry.layer.trained, entry.trained(), strict=True):
-                if part.optimizer == index:
-                    yield part.parameter, parameter
+                yield part.parameter, parameter
 
     def _fingerprint(self) -> tuple[str, Tensor]:
         """A row of a recorded weight, another weight and row each step.

@@ -64,8 +64,6 @@ def _as_column(name: str, value: Any) -> Array:
 
 def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> Array:
     shape = column.shape
-    if shape == leading and len(shape) == 1:
-        return column
     missing = len(leading) - len(shape)
     if missing > 0 and len(shape) == 1 and leading.count(shape[0]) > 1:
         raise RecordingError(
