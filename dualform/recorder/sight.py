@@ -3,6 +3,8 @@
 They are looked at just before the optimiser reads them, so that they come from memory once for both. What changes them
 after that, a closure or somebody else's hook, makes other tensors of them or counts up their versions; then they are
 looked at again after the step. Fused optimisers may unscale them without counting, and are looked at afterwards only.
+A hook that comes after the recorder's own and changes them through `.data`, which nothing counts, shows in the
+certificate only.
 """
 
 from collections.abc import Sequence
