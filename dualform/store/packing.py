@@ -27,9 +27,7 @@ Exponents = NDArray[np.int16]
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
-_BOTTOM = -8  # and is at least this power of two, well above 2**-14, from where on float16 loses bits
-_EXPONENT_BITS = 0x7F800000
-_LEAST = 15  # smaller sizes count as this one: the power for them would not be a float32; below 1e-33
+_BOTTOM = -14  # and is at least this power of two: below it float16 loses bits
 
 
 def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tuple[Tensor, Exponents | None]:
@@ -65,23 +63,12 @@ def _repeated(exponent: int, count: int) -> Exponents:
 def _packed_singly(rows: Tensor, norms: NDArray[Any], packed: Tensor) -> tuple[Tensor, Exponents]:
     """Each row by a power of its own, or not at all if it is of ordinary size."""
     # Not the row's norm: its squares overflow and underflow long before the entries do.
-    highest, lowest = rows.amax(dim=1).cpu().numpy(), rows.amin(dim=1).cpu().numpy()
-    with np.errstate(over="ignore"):  # what is too large for a float32 is for a float16 with its power, too
-        sizes = np.maximum(highest, -lowest).astype(np.float32, copy=False)
-    exponent, scale = _scaling(sizes)
+    sizes = np.maximum(rows.amax(dim=1).cpu().numpy(), -rows.amin(dim=1).cpu().numpy())
     ordinary = (norms >= math.ldexp(math.sqrt(rows.shape[1]), _BOTTOM)) & (norms < math.ldexp(1.0, _TOP))
-    exponent, scale = np.where(ordinary, np.int16(0), exponent), np.where(ordinary, np.float32(1), scale)
-    return packed.copy_(rows * torch.from_numpy(scale[:, None]).to(rows.device)), exponent
-
-
-def _scaling(sizes: NDArray[np.float32]) -> tuple[Exponents, NDArray[np.float32]]:
-    """For rows of these sizes the exponents to be divided by, and the exact powers of two that do it.
-
-    A float32's bits 23 to 30 are its exponent plus 127, so both take a subtraction.
-    """
-    biased = np.maximum((sizes.view(np.int32) & _EXPONENT_BITS) >> 23, _LEAST)
-    exponent = (biased - (126 + _TOP)).astype(np.int16)
-    return exponent, ((127 + 126 + _TOP - biased) << 23).view(np.float32)
+    own = np.clip(np.frexp(sizes)[1] - _TOP, EXPONENTS[0], EXPONENTS[-1])
+    exponent = np.where(ordinary, 0, own).astype(np.int16)
+    scale = torch.from_numpy(np.ldexp(1.0, -exponent)[:, None]).to(rows.device, rows.dtype)
+    return packed.copy_(rows * scale), exponent
 
 
 def unpack(rows: Tensor, exponent: Exponents | None, dtype: torch.dtype) -> Tensor:

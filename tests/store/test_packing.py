@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -51,6 +51,7 @@ def test_no_entry_is_off_by_more_than_eleven_bits_of_its_row(first: int, second:
 
 
 @given(st.integers(-320, 42), st.booleans(), st.integers(0, 2**16))
+@example(39, True, 0)
 def test_doubles_beyond_what_a_single_can_hold_fade_out_and_are_never_something_else(
     exponent: int, alike: bool, seed: int
 ) -> None:
