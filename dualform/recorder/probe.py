@@ -19,8 +19,8 @@ _EQUATIONS = 64  # at least that many numbers are compared per weight: more than
 class Probe:
     """The random vectors of one layer, drawn once a run from a generator of their own.
 
-    They are the rows of one matrix, a group for each trained part, nonzero where the part's key columns
-    are. A bias' key is not in the input, so its 1 is added instead.
+    They are the rows of one matrix, a group for each trained weight, nonzero where the weight's key columns are.
+    Biases, which come after the weights, have a row each, too: of ones, in place of what a key's product would be.
     """
 
     def __init__(self, layer: Layer, generator: torch.Generator) -> None:
@@ -29,26 +29,25 @@ class Probe:
         probes = max(min(ceil(_EQUATIONS / layer.d_out), layer.d_in), 1)
         widths = [1 if part.is_bias else probes for part in layer.trained]
         self.slices = [slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths))]
-        self._vectors = torch.zeros(sum(widths), layer.d_in)
-        self._added = torch.zeros(sum(widths), 1)
+        self._vectors = torch.zeros(probes * sum(not part.is_bias for part in layer.trained), layer.d_in)
         for part, group in zip(layer.trained, self.slices, strict=True):
-            if part.columns is None:
-                self._added[group] = 1.0
-            else:
-                shape = widths[0], part.columns[1] - part.columns[0]
+            if part.columns is not None:
+                shape = probes, part.columns[1] - part.columns[0]
                 self._vectors[group, slice(*part.columns)] = torch.randn(shape, generator=generator)
         self._of_parts = self._split()
         self.shape = sum(widths), layer.d_out  # random vectors and biases; numbers seen through each
+        self._ones = torch.ones(sum(widths), 0)  # as many as there were slots last time; weights' rows are written over
 
     def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """(grad r)^T of each weight, and the gradient of each bias, each as one row of numbers."""
+        """(grad r)^T of each weight, and a copy of the gradient of each bias, each as one row of numbers."""
         self._fit(gradients[0])
-        seen = []
+        dtype, seen = self._vectors.dtype, []
         for r, gradient in zip(self._of_parts, gradients, strict=True):
-            shown = gradient.to(self._vectors.dtype)
-            if r is not None:
-                shown = (r @ (shown if self.layer.one_hot else shown.mT)).view(-1)
-            seen.append(shown)
+            if r is None:
+                seen.append(gradient.to(dtype, copy=True))
+            else:
+                weight = gradient.to(dtype)
+                seen.append((r @ (weight if self.layer.one_hot else weight.mT)).view(-1))
         return seen
 
     def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
@@ -59,7 +58,10 @@ class Probe:
             keys, values, r = keys.abs(), values.abs(), r.abs()
         if self.layer.one_hot:
             return r[:, keys[:, 0]] @ values
-        return torch.addmm(self._added, r, keys.to(r.dtype).mT) @ values
+        if self._ones.shape[1] != len(keys):
+            self._ones = r.new_ones(self.shape[0], len(keys))
+        torch.mm(r, keys.to(r.dtype).mT, out=self._ones[: len(r)])
+        return self._ones @ values
 
     def _split(self) -> list[Tensor | None]:
         """The vectors of each trained part by themselves; None for a bias."""
@@ -71,8 +73,6 @@ class Probe:
     def _fit(self, like: Tensor) -> None:
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         if self._vectors.dtype != dtype or self._vectors.device != like.device:
-            self._vectors, self._added = (
-                self._vectors.to(like.device, dtype),
-                self._added.to(like.device, dtype),
-            )
+            self._vectors = self._vectors.to(like.device, dtype)
+            self._ones = self._vectors.new_ones(self.shape[0], 0)
             self._of_parts = self._split()
