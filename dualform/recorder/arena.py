@@ -17,33 +17,58 @@ _BLOCK = 8 << 20
 
 
 class Arena:
-    """`empty` carves tensors out of blocks; `hand_over` starts afresh and says how to give blocks back."""
+    """`room` is where a column's rows go; `hand_over` starts afresh and says how to give blocks back."""
 
     def __init__(self) -> None:
         self._free: deque[Tensor] = deque()  # filled by the writer's thread, emptied by the training's
         self._used: list[Tensor] = []
-        self._last: dict[str, tuple[Tensor, int, int]] = {}  # of each column: its last block, its rows, those in use
+        self._rooms: list[Room] = []
 
-    def empty(self, column: str, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-        """Uninitialised rows on the CPU, right behind the column's last ones if there is room."""
-        rows, width = shape
-        block, most, start = self._last.get(column, (None, 0, 0))
-        if block is None or most < start + rows:
-            whole = self._block(rows * width * dtype.itemsize)
-            self._used.append(whole)
-            row = width * dtype.itemsize
-            most, start = len(whole) // row, 0
-            block = whole[: most * row].view(dtype).view(-1, width)
-        self._last[column] = block, most, start + rows
-        return block.narrow(0, start, rows)
+    @property
+    def carved(self) -> int:
+        """Bytes, in all."""
+        return sum(room.carved for room in self._rooms)
+
+    def room(self, width: int, dtype: torch.dtype) -> "Room":
+        """For rows of numbers."""
+        room = Room(self._block, width, dtype)
+        self._rooms.append(room)
+        return room
 
     def _block(self, size: int) -> Tensor:
-        if size <= _BLOCK and self._free:
-            return self._free.popleft()
-        return torch.empty(max(size, _BLOCK), dtype=torch.uint8)
+        reused = size <= _BLOCK and self._free
+        block = self._free.popleft() if reused else torch.empty(max(size, _BLOCK), dtype=torch.uint8)
+        self._used.append(block)
+        return block
 
     def hand_over(self) -> Callable[[], None]:
         """Leave what was carved so far to the writer, who calls the result when it is on the disk."""
         blocks = [block for block in self._used if len(block) == _BLOCK]  # outsize ones are not kept
-        self._used, self._last = [], {}
+        self._used = []
+        for room in self._rooms:
+            room.leave()
         return lambda: self._free.extend(blocks)
+
+
+class Room:
+    """Carves the rows of one column out of blocks."""
+
+    def __init__(self, block: Callable[[int], Tensor], width: int, dtype: torch.dtype) -> None:
+        self._new_block, self._width, self._dtype = block, width, dtype
+        self._row = width * dtype.itemsize  # bytes
+        self.carved = 0  # bytes, in all
+        self.leave()
+
+    def leave(self) -> None:
+        self._block, self._start, self._end = torch.empty(0, self._width, dtype=self._dtype), 0, 0
+
+    def empty(self, rows: int) -> Tensor:
+        """Uninitialised rows on the CPU, right behind the last ones if there is room."""
+        if self._start + rows > self._end:
+            whole = self._new_block(rows * self._row)
+            self._start, self._end = 0, len(whole) // self._row
+            self._block = whole[: self._end * self._row].view(self._dtype).view(-1, self._width)
+        start = self._start
+        self._start += rows
+        self.carved += rows * self._row
+        return self._block.narrow(0, start, rows)

@@ -11,115 +11,42 @@ more passes than its gradients have independent numbers, the sum is exact all th
 over the passes is not unique.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from dualform.errors import NotFinite, UnexplainedGradient
-from dualform.recorder.capture import Pass
-from dualform.recorder.probe import Probe
-from dualform.recorder.sight import Sight
+from dualform.recorder.look import SLACK, Array, Explained, Look, array
+from dualform.recorder.quick import explained_quickly
 
-Array = NDArray[np.float64]
-
-# What rounding may leave over, elementwise: _SLACK eps |E|^T |X| |r|. The bound uses absolute values,
-# not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
-_SLACK = 32.0
-# And, of the gradient's own size, where it was rounded to half precision as a whole.
-_LOW = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
 _TINY = float(np.finfo(np.float64).tiny)
-_NEAR = 1e-3  # of 1: then it may well be 1
 
 
-@dataclass(frozen=True)
-class Look:
-    """A layer in one step: its gradients seen through the probe, and its passes by their number."""
-
-    probe: Probe
-    sight: Sight
-    passes: Mapping[int, Pass]
-
-    def products(self) -> Tensor:
-        """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
-        first, *others = (one.product for one in self.passes.values())
-        return sum(others, start=first)
-
-    def within_rounding(self, residual: float) -> bool:
-        """Whether so much may be left over, of the gradient's own size."""
-        least = _SLACK * self.sight.eps
-        return residual <= least or residual <= least + self.low  # which goes through all captures
-
-    @property
-    def low(self) -> float:
-        """What rounding the whole gradient to half precision, as autocast does, may leave over."""
-        precisions = (capture.precision for one in self.passes.values() for capture in one.captures)
-        return max((_LOW.get(precision, 0.0) for precision in precisions), default=0.0)
+def explain(steps: Sequence[Sequence[Look]], first: int) -> Iterator[list[Explained]]:
+    """What is found of each layer, step after step from number `first` on; raises at one it cannot explain."""
+    quick = explained_quickly(steps)
+    for place, looks in enumerate(steps):
+        yield quick[place] if place in quick else _explained_thoroughly(looks, first + place)
 
 
-@dataclass(frozen=True)
-class Explained:
-    """A layer's factors (passes, trained parts) in one step, and the share of its gradient left over."""
-
-    factors: Array
-    residual: float
-
-
-def explain(looks: Sequence[Look], step: int) -> list[Explained]:
-    """Explain the gradients of all layers of a step by their backward passes, or raise."""
+def _explained_thoroughly(looks: Sequence[Look], step: int) -> list[Explained]:
+    """By as many factors as it takes."""
     if not looks:
         return []
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is dealt with below
-        quick = _explain_quickly(looks)
-    if quick is not None:
-        return quick
     numbers = sorted({number for look in looks for number in look.passes})
-    equations = [[_Equation(look, part, numbers) for part in look.sight.stepped] for look in looks]
+    equations = [[_Equation(look, part, numbers) for part in look.seen.stepped] for look in looks]
     _check_finite(equations, step)
     found = _simplest([e for of_layer in equations for e in of_layer], step)
     explained = []
     for look, of_layer in zip(looks, equations, strict=True):
         factors = np.zeros((len(look.passes), len(look.probe.slices)))
         mine = [numbers.index(number) for number in look.passes]
-        factors[:, look.sight.stepped] = np.stack([found[e][mine] for e in of_layer], axis=1)
+        factors[:, look.seen.stepped] = np.stack([found[e][mine] for e in of_layer], axis=1)
         explained.append(Explained(factors, max(e.residual(found[e]) for e in of_layer)))
     return explained
-
-
-def _explain_quickly(looks: Sequence[Look]) -> list[Explained] | None:
-    """The answer if one factor for everything fits well, as it nearly always does."""
-    if not all(look.passes and len(look.sight.stepped) == len(look.probe.slices) for look in looks):
-        return None
-    # All rows of all layers in one array each: few operations, however many layers there are. Between the products of a
-    # training step each costs several times what it would in a loop of its own.
-    starts, layers = _layout(tuple(look.probe.shape for look in looks))
-    seen = [part.cpu() for look in looks for part in look.sight.seen]
-    target, total = array(torch.cat(seen + [look.products().reshape(-1).cpu() for look in looks])).reshape(2, -1)
-    sizes = np.add.reduceat(np.square(total), starts)  # (rows,)
-    if np.count_nonzero(sizes) < len(sizes):
-        return None
-    fitted = float(np.add.reduce(np.add.reduceat(target * total, starts) / sizes)) / len(sizes)
-    # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
-    certain = len(total) > max(len(look.passes) for look in looks)
-    candidates = (1.0, fitted) if abs(fitted - 1) < _NEAR else (fitted,)
-    for factor in candidates if certain else (1.0,):
-        gaps = np.add.reduceat(np.square(target - factor * total), starts)
-        residuals = np.sqrt(np.maximum.reduceat(gaps / sizes, layers)) / (abs(factor) or _TINY)  # (layers,)
-        if all(look.within_rounding(r) for r, look in zip(residuals.tolist(), looks, strict=True)):
-            shapes = [(len(look.passes), len(look.probe.slices)) for look in looks]
-            return [Explained(np.full(s, factor), r) for s, r in zip(shapes, residuals.tolist(), strict=True)]
-    return None
-
-
-@lru_cache(maxsize=64)
-def _layout(shapes: tuple[tuple[int, int], ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each row begins among the numbers of all layers, and where each layer among the rows."""
-    lengths = [width for rows, width in shapes for _ in range(rows)]
-    return np.cumsum([0, *lengths[:-1]]), np.cumsum([0, *(rows for rows, _ in shapes[:-1])])
 
 
 class _Equation:
@@ -134,7 +61,7 @@ class _Equation:
         self._rows = look.probe.slices[part]
         self.layer = look.probe.layer.name
         self.parameter = look.probe.layer.trained[part].parameter
-        self.target = array(look.sight.seen[part])  # (n,)
+        self.target = array(look.seen.parts[part])  # (n,)
         found = [
             array(look.passes[n].product[self._rows].reshape(-1)) if n in look.passes else self.target * 0
             for n in numbers
@@ -160,9 +87,9 @@ class _Equation:
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
         size, low = _norm(predicted), self._look.low
-        if _norm(gap) <= (_SLACK * self._look.sight.eps + low) * size:
+        if _norm(gap) <= (SLACK * self._look.seen.eps + low) * size:
             return True  # it fits as a whole; no elementwise bound is needed
-        rounding = _SLACK * self._look.sight.eps * _weighted(np.abs(factors), self.bounds)
+        rounding = SLACK * self._look.seen.eps * _weighted(np.abs(factors), self.bounds)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
@@ -255,8 +182,3 @@ def _reason(equation: _Equation, step: int) -> str:
         f"through the layer; {hint} Leave the layer out with layers=..., or change the loop. The steps before it are "
         "kept"
     )
-
-
-def array(small: Tensor) -> Array:
-    """A small tensor as float64 on the CPU. numpy has no name for bfloat16, so torch widens first."""
-    return (small.float() if small.dtype == torch.bfloat16 else small).cpu().numpy().astype(np.float64)

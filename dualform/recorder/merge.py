@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualform.recorder.capture import Pass
 from dualform.store import Layer, Rows
-from dualform.store.packing import pack
+from dualform.store.packing import TORCH, pack
 
 Array = NDArray[Any]
 
@@ -77,14 +77,11 @@ class KeySums:
         """The sums as rows, in order of the tag; then all begins anew."""
         values = np.array(list(self._row))
         order = np.argsort(values, kind="stable")
-        keys, exponent = pack(self._sums[torch.from_numpy(order)], dtype, _empty)
+        sums = self._sums[torch.from_numpy(order)]
+        keys, exponent = pack(sums, torch.empty(sums.shape, dtype=TORCH[dtype]))
         visits = self._visits[order]
         self._clear()
         return Rows(
             keys=keys.numpy(), key_exponent=exponent, values=None, value_exponent=None, factors=np.zeros(0),
             tags={tag: values[order]}, may_repeat=False, visits=visits,
         )  # fmt: skip
-
-
-def _empty(shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype)

@@ -6,8 +6,9 @@
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad(); loss.backward(); optimizer.step()
 
-A step is one call of an optimiser's `step`. Before it, its hyper-parameters are read; after it, its
-gradients are audited against what went through the layers, and the slots go to the writer.
+A step is one call of an optimiser's `step`. Before it, its hyper-parameters are read and its gradients looked at. They
+are then audited against what went through the layers, and the slots go to the writer: the first steps one by one, since
+what is wrong with a loop is mostly so from the start, later ones a few at a time.
 """
 
 import json
@@ -15,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
@@ -29,19 +30,21 @@ from torch.utils.hooks import RemovableHandle
 from dualform.errors import DualformError, NotFinite, ParameterChanged, RecordingError, StorageError
 from dualform.recorder import ledger
 from dualform.recorder.arena import Arena
-from dualform.recorder.audit import Look, explain
+from dualform.recorder.audit import explain
 from dualform.recorder.capture import Captures, Pack, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
-from dualform.recorder.layers import Recorded, plan
+from dualform.recorder.layers import plan
+from dualform.recorder.look import Explained, Look
 from dualform.recorder.merge import Merger
 from dualform.recorder.probe import Probe
 from dualform.recorder.resume import go_on
 from dualform.recorder.sight import Sight, see
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
+from dualform.recorder.taken import Taken, Waiting
 from dualform.store import DTYPES, Layer, Manifest, Rows, RunWriter, StepRecord, Storage
 from dualform.store.document import parsed
-from dualform.store.packing import pack
+from dualform.store.packing import TORCH, pack
 
 _NO_TAGS = Tags({})
 _SEED = 20220211  # any number will do, as long as it stays the same
@@ -78,6 +81,10 @@ class Recorder:
         # was interrupted must measure what an uninterrupted one would.
         generator = torch.Generator().manual_seed(_SEED)
         self._probes = [Probe(entry.layer, generator) for entry in chosen.recorded]
+        every = list(zip(self._recorded, self._probes, strict=True))
+        self._layers_of = [
+            [one for one in every if one[0].layer.trained[0].optimizer == index] for index in range(len(optimizers))
+        ]
         self._idle = {
             part.parameter: [0.0] * (1 + len(self._manifest.optimizers[part.optimizer or 0].columns))
             for layer in self._manifest.layers
@@ -108,6 +115,7 @@ class Recorder:
         """Put everything so far on the disk and return the number of steps there; call it at checkpoints."""
         self._check_running()
         assert self._writer is not None
+        self._guard(self._settle)
         self._guard(self._seal)
         self._guard(self._writer.wait)
         return self.steps
@@ -121,9 +129,11 @@ class Recorder:
         self._tags = _NO_TAGS
         self._kinds: dict[str, str] | None = None  # of the tags; set by the first batch
         self._lines: dict[str, list[float]] = {}
-        self._sights: dict[str, Sight] = {}
+        self._sights: Sequence[Sight] = ()
+        self._waiting = Waiting(at_once=self._merger is not None or not self._storage.values)
+        self._settled = self.steps
         self._stepping = False
-        self._arena = Arena()
+        self._arena, self._carved = Arena(), 0
         state = snapshot(self._model, self._optimizers)
         size = chapter_bytes(state)
         if self._resume is None:
@@ -150,9 +160,17 @@ class Recorder:
         except DualformError as trouble:
             if error is None:
                 raise
-            error.add_note(f"dualform could not seal the last steps: {trouble}")
+            error.add_note(f"dualform could not keep the last steps: {trouble}")
 
     def _close(self, kind: type[BaseException] | None) -> None:
+        try:
+            self._guard(self._settle)
+        except DualformError as trouble:
+            self._end(kind or type(trouble))
+            raise
+        self._end(kind)
+
+    def _end(self, kind: type[BaseException] | None) -> None:
         assert self._writer is not None
         if isinstance(self._failed, StorageError):
             self._writer.abandon()  # the disk said no once; what was sealed stays readable
@@ -178,13 +196,7 @@ class Recorder:
     def _see(self, index: int, optimizer: Optimizer) -> None:
         """Look at the gradients that an optimiser's step will take."""
         fused = any(group.get("fused") for group in optimizer.param_groups)
-        layers = () if fused else self._stepped_by(index)
-        self._sights = {entry.layer.name: see(entry, probe, self.steps) for entry, probe in layers}
-
-    def _stepped_by(self, index: int) -> Iterable[tuple[Recorded, Probe]]:
-        """The layers of an optimiser."""
-        every = zip(self._recorded, self._probes, strict=True)
-        return (one for one in every if one[0].layer.trained[0].optimizer == index)
+        self._sights = [] if fused else [see(*one, self.steps) for one in self._layers_of[index]]
 
     def _after_step(self, index: int) -> Any:
         def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -204,53 +216,66 @@ class Recorder:
     def _take_step(self, index: int) -> None:
         assert self._writer is not None
         self._writer.check()
-        looks = self._look(index)
-        stepped = {look.probe.layer.trained[part].parameter for look in looks for part in look.sight.stepped}
+        carved, self._carved = self._carved, self._arena.carved
+        self._waiting.add(Taken(self._lines, self._look(index)), self._carved - carved)
+        self.steps += 1
+        self._tags = _NO_TAGS
+        self._print = self._fingerprint()[1].clone()
+        if self._waiting.due:
+            self._settle()
+
+    def _look(self, index: int) -> list[Look]:
+        """The gradients of an optimiser's layers, and what went through them since its last step."""
+        sights, self._sights = self._sights, ()
+        looks = []
+        for (entry, probe), sight in zip_longest(self._layers_of[index], sights):
+            if sight is None or not sight.holds:
+                sight = see(entry, probe, self.steps)
+            passes = self._captures.take(entry.layer.name)
+            if sight.seen.stepped:
+                looks.append(Look(probe, sight.seen, passes))
+        return looks
+
+    def _settle(self) -> None:
+        """Audit the steps that were taken, and leave them to the writer."""
+        assert self._writer is not None
+        taken = self._waiting.take()
+        self.steps = self._settled  # should one of them not be explained, the steps end there
+        for one, explained in zip(taken, explain([one.looks for one in taken], self.steps), strict=True):
+            self._writer.append(self._as_record(one, explained), self._kinds or {})
+            if self._merger:
+                self._merger.add_noted()
+            self.steps += 1
+            self._settled = self.steps
+        if self._writer.full:
+            self._seal()
+
+    def _as_record(self, taken: Taken, explained: Sequence[Explained]) -> StepRecord:
+        stepped = {look.probe.layer.trained[part].parameter for look in taken.looks for part in look.seen.stepped}
         residual = dict.fromkeys(self.layers, float("nan"))
         rows: dict[str, list[Rows]] = {}
-        for look, explained in zip(looks, explain(looks, self.steps), strict=True):
+        for look, (every_factor, left_over) in zip(taken.looks, explained, strict=True):
             name = look.probe.layer.name
-            residual[name] = explained.residual
+            residual[name] = left_over
             # factors of 0: zeroed before the step, the pass never was in a gradient
-            used = [(one, f) for one, f in zip(look.passes.values(), explained.factors, strict=True) if f.any()]
+            used = [(one, f) for one, f in zip(look.passes.values(), every_factor, strict=True) if f.any()]
             self._check_tags(one for one, _ in used)
             if self._merger:
                 self._merger.note(name, [one for one, _ in used])
             else:
                 rows[name] = [as_rows(one, name, factors, self._storage) for one, factors in used]
-        lines = {name: self._ledger_line(name, stepped) for name in self._idle}
-        self._writer.append(StepRecord(lines, residual, rows), self._kinds or {})
-        if self._merger:
-            self._merger.add_noted()
-        self.steps += 1
-        self._tags = _NO_TAGS
-        self._print = self._fingerprint()[1].clone()
-        if self._writer.full:
-            self._seal()
-
-    def _look(self, index: int) -> list[Look]:
-        """The gradients of an optimiser's layers, and what went through them since its last step."""
-        looks = []
-        for entry, probe in self._stepped_by(index):
-            sight = self._sights.pop(entry.layer.name, None)
-            if sight is None or not sight.holds:
-                sight = see(entry, probe, self.steps)
-            passes = self._captures.take(entry.layer.name)
-            if sight.stepped:
-                looks.append(Look(probe, sight, passes))
-        return looks
-
-    def _ledger_line(self, name: str, stepped: set[str]) -> list[float]:
-        """A parameter of another optimiser, or one without a gradient, is idle in this step."""
-        if name in self._lines:
-            return [float(name in stepped), *self._lines[name]]
-        return self._idle[name]
+        lines = {
+            # a parameter of another optimiser, or one without a gradient, is idle in this step
+            name: [float(name in stepped), *taken.lines[name]] if name in taken.lines else self._idle[name]
+            for name in self._idle
+        }
+        return StepRecord(lines, residual, rows)
 
     # What is known of the parameters
 
     def _parameters(self, index: int) -> Iterable[tuple[str, Tensor]]:
         """The recorded parameters that an optimiser steps, by name."""
-        for entry, _ in self._stepped_by(index):
+        for entry, _ in self._layers_of[index]:
             for part, parameter in zip(entry.layer.trained, entry.trained(), strict=True):
                 yield part.parameter, parameter
 
@@ -283,13 +308,13 @@ class Recorder:
 
     def _packer(self, layer: Layer, values: bool) -> Pack:
         """What packs the keys or the values of a layer."""
-        empty = partial(self._arena.empty, f"{layer.name}/{'values' if values else 'keys'}")
-        dtype = self._storage.dtype
         if self._merger or (values and not self._storage.values):
             return lambda rows: Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
         if layer.one_hot and not values:
-            return lambda rows: Packed(empty((len(rows), 1), torch.int32).copy_(rows), None)
-        return lambda rows: Packed(*pack(rows, dtype, empty, alike=not values))
+            room = self._arena.room(1, torch.int32)
+            return lambda rows: Packed(room.empty(len(rows)).copy_(rows), None)
+        room = self._arena.room(layer.d_out if values else layer.d_in, TORCH[self._storage.dtype])
+        return lambda rows: Packed(*pack(rows, room.empty(len(rows)), alike=not values))
 
     def _seal(self) -> None:
         assert self._writer is not None

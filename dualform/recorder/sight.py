@@ -18,15 +18,24 @@ from dualform.recorder.layers import Recorded
 from dualform.recorder.probe import Probe
 
 
-class Sight(NamedTuple):
-    """A layer's gradients, and what the probe made of them."""
+class Seen(NamedTuple):
+    """What a probe made of a layer's gradients, in memory of its own."""
 
+    parts: Sequence[Tensor]  # of each trained part, flat
+    stepped: Sequence[int]  # which trained parts have a gradient at all
+    eps: float  # of the gradients' precision, at least float32's
+
+
+_NOTHING = Seen([], [], 0.0)
+
+
+class Sight(NamedTuple):
+    """What was seen, and of which gradients."""
+
+    seen: Seen
     parameters: Sequence[Tensor]  # of each trained part
     gradients: Sequence[Tensor | None]
     versions: Sequence[int]
-    seen: Sequence[Tensor]  # of each trained part, flat
-    stepped: Sequence[int]  # which trained parts have a gradient at all
-    eps: float  # of the gradients' precision, at least float32's
 
     @property
     def holds(self) -> bool:
@@ -41,7 +50,7 @@ def see(entry: Recorded, probe: Probe, step: int) -> Sight:
     gradients = [parameter.grad for parameter in parameters]
     stepped = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not stepped:
-        return Sight(parameters, gradients, [], [], [], 0.0)
+        return Sight(_NOTHING, parameters, gradients, [])
     for part, gradient in zip(entry.layer.trained, gradients, strict=True):
         if gradient is not None and gradient.layout != torch.strided:
             raise RecordingError(f"step {step}: the gradient of {part.parameter!r} is sparse, which is not supported")
@@ -51,7 +60,8 @@ def see(entry: Recorded, probe: Probe, step: int) -> Sight:
     ]
     eps = _EPS.get(known[0].dtype, _EPS[torch.float32])
     with torch.no_grad():
-        return Sight(parameters, gradients, _versions(gradients), probe.of_gradients(known), stepped, eps)
+        seen = Seen(probe.of_gradients(known), stepped, eps)
+    return Sight(seen, parameters, gradients, _versions(gradients))
 
 
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}

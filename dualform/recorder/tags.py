@@ -64,6 +64,8 @@ def _as_column(name: str, value: Any) -> Array:
 
 def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> Array:
     shape = column.shape
+    if shape == leading:
+        return column.reshape(-1)
     missing = len(leading) - len(shape)
     if missing > 0 and len(shape) == 1 and leading.count(shape[0]) > 1:
         raise RecordingError(

@@ -10,7 +10,6 @@ again would not be recognised.
 """
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -21,25 +20,24 @@ from torch import Tensor
 
 from dualform.store.format import EXPONENTS
 
-Empty = Callable[[tuple[int, int], torch.dtype], Tensor]
 Exponents = NDArray[np.int16]
 
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
+_WIDE = (torch.float32, torch.float64)
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
 _BOTTOM = -14  # and is at least this power of two: below it float16 loses bits
 
 
-def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tuple[Tensor, Exponents | None]:
-    """A copy of rows (n, d) in the stored precision, and for float16 the exponent (n,) they were divided by.
+def pack(rows: Tensor, packed: Tensor, *, alike: bool = False) -> tuple[Tensor, Exponents | None]:
+    """Copy rows (n, d) into `packed`, in its precision; for float16 with the exponents (n,) they were divided by.
 
-    The copy goes to memory that `empty(shape, dtype)` provides. With `alike`, the same row is always
-    packed to the same bytes, whatever stands beside it.
+    With `alike`, the same row is always packed to the same bytes, whatever stands beside it.
     """
-    packed = empty((rows.shape[0], rows.shape[1]), TORCH[dtype])
-    if dtype != "float16":
+    if packed.dtype != torch.float16:
         return packed.copy_(rows), None
-    rows = rows if rows.dtype == torch.float64 else rows.float()
+    if rows.dtype not in _WIDE:
+        rows = rows.float()
     # A row's largest entry is at most its norm, and at least its norm over the root of its width.
     norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
     least, most = float(np.minimum.reduce(norms)), float(np.maximum.reduce(norms))
@@ -47,8 +45,8 @@ def pack(rows: Tensor, dtype: str, empty: Empty, *, alike: bool = False) -> tupl
     shared = min(max(shared, EXPONENTS[0]), EXPONENTS[-1])
     if math.ldexp(math.sqrt(rows.shape[1]), shared + _BOTTOM) <= least and most < math.ldexp(1.0, shared + _TOP):
         # To multiply first is quicker than torch.mul into float16, which goes through small buffers.
-        scaled = packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
-        return scaled, _repeated(shared, len(norms))
+        packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
+        return packed, _repeated(shared, len(norms))
     return _packed_singly(rows, norms, packed)
 
 

@@ -162,7 +162,8 @@ def test_a_chapter_is_sealed_when_it_is_old_and_worth_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr("dualform.store.writer.monotonic", lambda: clock[0])
+    for module in ("store.writer", "recorder.taken"):
+        monkeypatch.setattr(f"dualform.{module}.monotonic", lambda: clock[0])
     model = network(nn.ReLU())  # parameters and momenta: 39 * 2 * 8 bytes; a step of 6 slots: 6 * 16 * 8
     optimizer = sgd(model)
     with record(model, optimizer, tmp_path / "run"):

@@ -285,7 +285,7 @@ def test_an_error_of_the_loop_itself_comes_first(tmp_path: Path) -> None:
     ):
         training.step(recorder)
         raise ZeroDivisionError
-    assert f"could not seal the last steps: cannot write {tmp_path / 'run'}" in raised.value.__notes__[0]
+    assert f"could not keep the last steps: cannot write {tmp_path / 'run'}" in raised.value.__notes__[0]
     assert no_writer_is_left()
 
 

@@ -1,0 +1,145 @@
+"""Steps that wait to be audited: told of late, but rightly, and none of them lost."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import dualform
+from dualform.errors import NotFinite, ParameterChanged, RecordingError, UnexplainedGradient
+from dualform.recorder import taken
+from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
+from tests.recorder.test_bad_loops import clip_by_value
+
+GOOD = taken._AT_ONCE + 3  # steps: the next one waits for others
+
+
+def trained(path: Path, then: Callable[[nn.Module, torch.optim.Optimizer, dualform.Recorder], None]) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, path) as recorder:
+        for _ in range(GOOD):
+            step(model, optimizer)
+        then(model, optimizer, recorder)
+
+
+def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+    clip_by_value(model, optimizer)
+    for _ in range(taken._STEPS):
+        step(model, optimizer)
+
+
+def sync(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+    clip_by_value(model, optimizer)
+    step(model, optimizer)
+    assert recorder.steps == GOOD + 2
+    recorder.sync()
+
+
+def leave(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+    clip_by_value(model, optimizer)
+
+
+@pytest.mark.parametrize("then", [go_on, sync, leave])
+def test_a_bad_step_is_named_and_those_before_it_are_kept(tmp_path: Path, then: Callable[..., None]) -> None:
+    with pytest.raises(UnexplainedGradient, match=rf"step {GOOD}, layer '[02]'"):
+        trained(tmp_path / "run", then)
+    memory = dualform.load(tmp_path / "run")
+    assert memory.steps == GOOD
+    assert memory.summary()["ended"] == "UnexplainedGradient"
+    assert all(torch.isfinite(weight).all() for weight in memory.weights("0").values())
+
+
+def test_recording_stays_stopped_where_the_bad_step_was(tmp_path: Path) -> None:
+    def ask_again(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        with pytest.raises(UnexplainedGradient):
+            sync(model, optimizer, recorder)
+        with pytest.raises(RecordingError, match=f"recording stopped at step {GOOD}"):
+            step(model, optimizer)
+
+    trained(tmp_path / "run", ask_again)
+    assert dualform.load(tmp_path / "run").steps == GOOD
+
+
+def test_an_error_of_the_loop_comes_first_and_has_a_note_of_the_bad_step(tmp_path: Path) -> None:
+    def fail(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        clip_by_value(model, optimizer)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        trained(tmp_path / "run", fail)
+    assert f"could not keep the last steps: step {GOOD}, layer" in raised.value.__notes__[0]
+    assert dualform.load(tmp_path / "run").summary()["ended"] == "ZeroDivisionError"
+
+
+def test_steps_that_wait_are_kept_when_another_error_comes(tmp_path: Path) -> None:
+    def change(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        for parameter in model.parameters():
+            parameter.data.clamp_(-0.01, 0.01)
+        step(model, optimizer)
+
+    with pytest.raises(ParameterChanged, match=f"step {GOOD}"):
+        trained(tmp_path / "run", change)
+    assert dualform.load(tmp_path / "run").steps == GOOD
+
+
+def test_what_is_not_finite_in_the_midst_of_good_steps(tmp_path: Path) -> None:
+    def diverge(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        step(model, optimizer)
+        optimizer.zero_grad()
+        model(batch()[0]).sum().mul(float("nan")).backward()
+        optimizer.step()
+
+    with pytest.raises(NotFinite, match=rf"step {GOOD + 1}"):
+        trained(tmp_path / "run", diverge)
+    assert dualform.load(tmp_path / "run").steps == GOOD + 1
+
+
+def test_gradients_kept_in_place_are_audited_as_they_were(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(GOOD + 5):
+            optimizer.zero_grad(set_to_none=False)
+            inputs, targets = batch()
+            nn.functional.cross_entropy(model(inputs), targets).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)  # biases, too: what was seen of them must be a copy
+    assert_exact(tmp_path / "run", model, GOOD + 5)
+
+
+def test_plain_steps_wait_beside_accumulated_ones(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for number in range(GOOD + 20):
+            optimizer.zero_grad()
+            for _ in range(1 + number % 3):
+                inputs, targets = batch()
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+                if number % 2:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # after each: a factor of its own for every pass
+            optimizer.step()
+    assert_exact(tmp_path / "run", model, GOOD + 20)
+
+
+@pytest.mark.parametrize(
+    ("slow", "large", "keys_only"), [(True, False, False), (False, True, False), (False, False, True)]
+)
+def test_slow_and_large_steps_do_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool, large: bool, keys_only: bool
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(taken, "monotonic", lambda: clock[0])
+    if large:
+        monkeypatch.setattr(taken, "_BYTES", 1)
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run", values=not keys_only):
+        for _ in range(GOOD):
+            step(model, optimizer)
+        clock[0] += taken._SECONDS if slow else 0.0
+        with pytest.raises(UnexplainedGradient, match=f"step {GOOD}"):
+            clip_by_value(model, optimizer)
