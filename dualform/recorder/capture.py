@@ -86,11 +86,10 @@ def as_rows(one: Pass, layer: str, factors: Array, storage: Storage) -> Rows:
 
 
 def _arrays(packed: Sequence[Packed]) -> tuple[NDArray[Any], NDArray[Any] | None]:
-    rows = torch.cat([p.rows for p in packed]) if len(packed) > 1 else packed[0].rows
+    if len(packed) == 1:
+        return packed[0].rows.numpy(), packed[0].exponent
     exponents = [p.exponent for p in packed if p.exponent is not None]
-    if len(exponents) < 2:
-        return rows.numpy(), exponents[0] if exponents else None
-    return rows.numpy(), np.concatenate(exponents)
+    return torch.cat([p.rows for p in packed]).numpy(), np.concatenate(exponents) if exponents else None
 
 
 class Captures:
@@ -114,10 +113,13 @@ class Captures:
 
     def take(self, layer: str) -> dict[int, Pass]:
         """The backward passes through a layer since the last call, by number, in order."""
+        captures = self._waiting.pop(layer, [])
+        if len(captures) == 1:  # as nearly always
+            return {captures[0].backward: Pass(captures)}
         passes: dict[int, list[Capture]] = defaultdict(list)
-        for capture in sorted(self._waiting.pop(layer, ()), key=attrgetter("backward", "order")):
+        for capture in sorted(captures, key=attrgetter("backward", "order")):
             passes[capture.backward].append(capture)
-        return {number: Pass(captures) for number, captures in passes.items()}
+        return {number: Pass(of_one) for number, of_one in passes.items()}
 
     @property
     def waiting(self) -> bool:

@@ -49,7 +49,7 @@ def _name(optimizer: Optimizer) -> str:
 
 
 def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], rule: Rule | None) -> dict[str, list[float]]:
-    """Ledger lines, without their leading `stepped`, of those parameters this optimiser holds. No rule: empty ones."""
+    """Ledger lines of those parameters this optimiser holds, as if all had gradients. No rule: nothing but that."""
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     lines: dict[str, list[float]] = {}
     for name, parameter in parameters:
@@ -57,5 +57,5 @@ def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], rule: R
         if group is None:
             raise RecordingError(f"parameter {name!r} was taken out of its optimiser while recording")
         # .get: the state is a defaultdict, and looking must not make an entry
-        lines[name] = [*rule.read(group, optimizer.state.get(parameter, {}))] if rule else []
+        lines[name] = [1.0, *rule.read(group, optimizer.state.get(parameter, {}))] if rule else [1.0]
     return lines

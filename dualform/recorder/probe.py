@@ -41,27 +41,31 @@ class Probe:
     def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """(grad r)^T of each weight, and a copy of the gradient of each bias, each as one row of numbers."""
         self._fit(gradients[0])
-        dtype, seen = self._vectors.dtype, []
+        seen = []
         for r, gradient in zip(self._of_parts, gradients, strict=True):
+            shown = self._widened(gradient)
             if r is None:
-                seen.append(gradient.to(dtype, copy=True))
+                seen.append(shown.clone() if shown is gradient else shown)
             else:
-                weight = gradient.to(dtype)
-                seen.append((r @ (weight if self.layer.one_hot else weight.mT)).view(-1))
+                seen.append((r @ (shown if self.layer.one_hot else shown.mT)).view(-1))
         return seen
 
     def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
         """(X r)^T E, or (|X| |r|)^T |E|: (rows, d_out). One-hot keys are given as (slots, 1) indices."""
         self._fit(values)
-        values, r = values.to(self._vectors.dtype), self._vectors
+        values, r = self._widened(values), self._vectors
         if absolute:
             keys, values, r = keys.abs(), values.abs(), r.abs()
         if self.layer.one_hot:
             return r[:, keys[:, 0]] @ values
         if self._ones.shape[1] != len(keys):
             self._ones = r.new_ones(self.shape[0], len(keys))
-        torch.mm(r, keys.to(r.dtype).mT, out=self._ones[: len(r)])
+        torch.mm(r, self._widened(keys).mT, out=self._ones[: len(r)])
         return self._ones @ values
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """In the precision of the vectors. To ask torch for nothing is not free between the products of a training."""
+        return tensor if tensor.dtype == self._vectors.dtype else tensor.to(self._vectors.dtype)
 
     def _split(self) -> list[Tensor | None]:
         """The vectors of each trained part by themselves; None for a bias."""

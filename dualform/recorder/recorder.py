@@ -85,7 +85,8 @@ class Recorder:
         self._layers_of = [
             [one for one in every if one[0].layer.trained[0].optimizer == index] for index in range(len(optimizers))
         ]
-        self._idle = {
+        self._unseen = dict.fromkeys(self.layers, float("nan"))  # residuals, of layers that are not stepped
+        self._idle = {  # the ledger lines of parameters that another optimiser steps
             part.parameter: [0.0] * (1 + len(self._manifest.optimizers[part.optimizer or 0].columns))
             for layer in self._manifest.layers
             for part in layer.trained
@@ -234,6 +235,8 @@ class Recorder:
             passes = self._captures.take(entry.layer.name)
             if sight.seen.stepped:
                 looks.append(Look(probe, sight.seen, passes))
+            for part in sight.seen.idle:
+                self._lines[entry.layer.trained[part].parameter][0] = 0.0
         return looks
 
     def _settle(self) -> None:
@@ -251,8 +254,7 @@ class Recorder:
             self._seal()
 
     def _as_record(self, taken: Taken, explained: Sequence[Explained]) -> StepRecord:
-        stepped = {look.probe.layer.trained[part].parameter for look in taken.looks for part in look.seen.stepped}
-        residual = dict.fromkeys(self.layers, float("nan"))
+        residual = dict(self._unseen)
         rows: dict[str, list[Rows]] = {}
         for look, (every_factor, left_over) in zip(taken.looks, explained, strict=True):
             name = look.probe.layer.name
@@ -264,12 +266,7 @@ class Recorder:
                 self._merger.note(name, [one for one, _ in used])
             else:
                 rows[name] = [as_rows(one, name, factors, self._storage) for one, factors in used]
-        lines = {
-            # a parameter of another optimiser, or one without a gradient, is idle in this step
-            name: [float(name in stepped), *taken.lines[name]] if name in taken.lines else self._idle[name]
-            for name in self._idle
-        }
-        return StepRecord(lines, residual, rows)
+        return StepRecord({**self._idle, **taken.lines}, residual, rows)
 
     # What is known of the parameters
 

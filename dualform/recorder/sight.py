@@ -22,11 +22,9 @@ class Seen(NamedTuple):
     """What a probe made of a layer's gradients, in memory of its own."""
 
     parts: Sequence[Tensor]  # of each trained part, flat
-    stepped: Sequence[int]  # which trained parts have a gradient at all
+    stepped: Sequence[int]  # which trained parts have a gradient at all,
+    idle: Sequence[int]  # and which have none
     eps: float  # of the gradients' precision, at least float32's
-
-
-_NOTHING = Seen([], [], 0.0)
 
 
 class Sight(NamedTuple):
@@ -49,18 +47,19 @@ def see(entry: Recorded, probe: Probe, step: int) -> Sight:
     parameters = entry.trained()
     gradients = [parameter.grad for parameter in parameters]
     stepped = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    idle = [i for i, gradient in enumerate(gradients) if gradient is None]
     if not stepped:
-        return Sight(_NOTHING, parameters, gradients, [])
-    for part, gradient in zip(entry.layer.trained, gradients, strict=True):
-        if gradient is not None and gradient.layout != torch.strided:
-            raise RecordingError(f"step {step}: the gradient of {part.parameter!r} is sparse, which is not supported")
+        return Sight(Seen([], stepped, idle, 0.0), parameters, gradients, [])
     known = [
         torch.zeros_like(parameter) if gradient is None else gradient
         for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
+    for part, gradient in zip(entry.layer.trained, known, strict=True):
+        if gradient.layout != torch.strided:
+            raise RecordingError(f"step {step}: the gradient of {part.parameter!r} is sparse, which is not supported")
     eps = _EPS.get(known[0].dtype, _EPS[torch.float32])
     with torch.no_grad():
-        seen = Seen(probe.of_gradients(known), stepped, eps)
+        seen = Seen(probe.of_gradients(known), stepped, idle, eps)
     return Sight(seen, parameters, gradients, _versions(gradients))
 
 

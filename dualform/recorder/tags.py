@@ -84,10 +84,10 @@ def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> A
     return full.reshape(-1)
 
 
-def joined(several: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+def joined(several: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
     """The columns of several calls, one after the other."""
     if len(several) == 1:
-        return dict(several[0])
+        return several[0]
     return {name: np.concatenate([columns[name] for columns in several]) for name in several[0]}
 
 

@@ -6,7 +6,7 @@ Everything here is numpy: packed bytes and small tables, no live tensors.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from dualform.store.zeros import without_zeros
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):  # a named tuple, because it is made for every layer in every step, and quickly
     """The slots of one backward pass through one layer, packed."""
 
     keys: Array  # (n, d_in)

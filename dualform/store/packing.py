@@ -24,6 +24,7 @@ Exponents = NDArray[np.int16]
 
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
+_FEW = 512  # numbers, that the interpreter compares as soon as numpy has begun, which a training keeps from being ready
 _WIDE = (torch.float32, torch.float64)
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
 _BOTTOM = -14  # and is at least this power of two: below it float16 loses bits
@@ -39,15 +40,24 @@ def pack(rows: Tensor, packed: Tensor, *, alike: bool = False) -> tuple[Tensor, 
     if rows.dtype not in _WIDE:
         rows = rows.float()
     # A row's largest entry is at most its norm, and at least its norm over the root of its width.
-    norms = torch.linalg.vector_norm(rows, dim=1).cpu().numpy()
-    least, most = float(np.minimum.reduce(norms)), float(np.maximum.reduce(norms))
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    least, most = _extremes(norms)
     shared = 0 if alike or not math.isfinite(most) else math.frexp(most)[1] - _TOP
     shared = min(max(shared, EXPONENTS[0]), EXPONENTS[-1])
     if math.ldexp(math.sqrt(rows.shape[1]), shared + _BOTTOM) <= least and most < math.ldexp(1.0, shared + _TOP):
         # To multiply first is quicker than torch.mul into float16, which goes through small buffers.
         packed.copy_(rows * math.ldexp(1.0, -shared) if shared else rows)
         return packed, _repeated(shared, len(norms))
-    return _packed_singly(rows, norms, packed)
+    return _packed_singly(rows, norms.cpu().numpy(), packed)
+
+
+def _extremes(norms: Tensor) -> tuple[float, float]:
+    """The least and the largest."""
+    if len(norms) <= _FEW:
+        few = norms.tolist()
+        return min(few), max(few)
+    several = norms.cpu().numpy()
+    return float(several.min()), float(several.max())
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ Array = NDArray[Any]
 
 _NARROW = 64  # outputs below which it is not worth the trouble
 _WORTH = 0.9  # of the bytes, at most
+_LOOKED_AT = 8  # pieces, to find out
 _PIECE = 1 << 18  # numbers at a time, so that a training that waits for the interpreter does not wait long
 _ONES = np.array([bin(byte).count("1") for byte in range(256)], dtype=np.uint8)
 
@@ -25,13 +26,26 @@ def without_zeros(blocks: Sequence[Array]) -> tuple[list[Array], list[Array]] | 
         return None
     rows = max(1, _PIECE // width)
     pieces = [block[start : start + rows] for block in blocks for start in range(0, len(block), rows)]
-    masks = [piece.view(f"u{size}") << 1 != 0 for piece in pieces]  # without the sign: there is a zero with one
-    stored = sum(int(np.count_nonzero(mask)) for mask in masks)
-    entries = sum(block.size for block in blocks)
-    if stored * size + entries / 8 > _WORTH * entries * size:
+    if not _pays(pieces[:: -(-len(pieces) // _LOOKED_AT)], size):
         return None
-    bits = [np.packbits(mask, axis=1) for mask in masks]
-    return bits, [p.reshape(-1).take(np.flatnonzero(m)) for m, p in zip(masks, pieces, strict=True)]
+    bits, entries = [], []
+    for piece in pieces:
+        there = _not_zero(piece)
+        bits.append(np.packbits(there, axis=1))
+        entries.append(piece.reshape(-1).take(np.flatnonzero(there)))
+    return bits, entries
+
+
+def _pays(pieces: Sequence[Array], size: int) -> bool:
+    """By some of the pieces: to look at all of them first would be to read everything twice."""
+    stored = sum(int(np.count_nonzero(_not_zero(piece))) for piece in pieces)
+    numbers = sum(piece.size for piece in pieces)
+    return stored * size + numbers / 8 <= _WORTH * numbers * size
+
+
+def _not_zero(piece: Array) -> NDArray[np.bool_]:
+    there: NDArray[np.bool_] = piece.view(f"u{piece.itemsize}") << 1 != 0  # without the sign: there is a zero with one
+    return there
 
 
 def with_zeros(bits: Array, entries: Array, width: int) -> Array:
