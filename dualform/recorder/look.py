@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.recorder.capture import Pass
+from dualform.recorder.capture import Capture, Pass
 from dualform.recorder.probe import Probe
 from dualform.recorder.sight import Seen
 
@@ -28,10 +28,15 @@ class Look(NamedTuple):
     seen: Seen
     passes: Mapping[int, Pass]
 
+    @property
+    def captures(self) -> list[Capture]:
+        """Of all passes."""
+        return [capture for one in self.passes.values() for capture in one.captures]
+
     def products(self) -> Tensor:
         """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
-        first, *others = (one.product for one in self.passes.values())
-        return sum(others, start=first)
+        first, *others = self.captures
+        return sum((capture.product for capture in others), start=first.product)
 
     @property
     def rounding(self) -> float:
@@ -41,8 +46,7 @@ class Look(NamedTuple):
     @property
     def low(self) -> float:
         """What rounding the whole gradient to half precision, as autocast does, may leave over."""
-        precisions = (capture.precision for one in self.passes.values() for capture in one.captures)
-        return max((_LOW.get(precision, 0.0) for precision in precisions), default=0.0)
+        return max([_LOW.get(capture.precision, 0.0) for capture in self.captures], default=0.0)
 
 
 class Explained(NamedTuple):

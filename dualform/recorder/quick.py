@@ -56,12 +56,20 @@ def _explained(steps: Sequence[Sequence[Look]], shapes: Shapes) -> dict[int, lis
         fits = (residuals <= rounding).all(axis=1)
         for i in (i for i in np.flatnonzero(fits).tolist() if i not in found):
             found[i] = [
-                Explained(np.full((len(look.passes), len(look.probe.slices)), factors[i]), residual)
+                Explained(_repeated(factors[i], len(look.passes), len(look.probe.slices)), residual)
                 for look, residual in zip(steps[i], residuals[i].tolist(), strict=True)
             ]
         if len(found) == len(steps):
             break
     return found
+
+
+@lru_cache(maxsize=64)
+def _repeated(factor: float, passes: int, parts: int) -> Array:
+    """The same array for all layers of a step; not to be written to."""
+    factors = np.full((passes, parts), factor)
+    factors.flags.writeable = False
+    return factors
 
 
 @lru_cache(maxsize=64)

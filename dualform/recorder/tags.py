@@ -52,7 +52,7 @@ def _as_column(name: str, value: Any) -> Array:
         raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
     if not name.isprintable():
         raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
-    array = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     kind = _KINDS.get(array.dtype.kind)
     if kind is None:
         raise RecordingError(
