@@ -80,7 +80,7 @@ def recording(found: Found) -> str:
     turns = ", ".join(f"{ratio:.2f}" for ratio in of["record_overheads"])
     return (
         f"A recorded step took {of['recorded_ms']['median']:.1f} ms, a plain one {of['plain_ms']['median']:.1f} ms "
-        f"(medians); recorded turns took {of['record_overhead']:.2f} times the plain ones (median of {turns}). "
+        f"(medians); the recorded run took {of['record_overhead']:.2f} times the plain one (turns: {turns}). "
         f"Memory grew by {of['rss_mb'][0]:.0f} MB in the first quarter and by {of['rss_mb'][2]:.0f} MB in all."
     )
 
