@@ -27,7 +27,7 @@ TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.fl
 _FEW = 512  # numbers, that the interpreter compares as soon as numpy has begun, which a training keeps from being ready
 _WIDE = (torch.float32, torch.float64)
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
-_BOTTOM = -14  # and is at least this power of two: below it float16 loses bits
+_BOTTOM = -11  # and is at least this power of two: float16 loses bits from 2**-14 on, where its lesser entries are
 
 
 def pack(rows: Tensor, packed: Tensor, *, alike: bool = False) -> tuple[Tensor, Exponents | None]:
