@@ -166,7 +166,7 @@ class Recorder:
     def _close(self, kind: type[BaseException] | None) -> None:
         try:
             self._guard(self._settle)
-        except DualformError as trouble:
+        except BaseException as trouble:  # an interrupt, too: the run is ended and let go in any case
             self._end(kind or type(trouble))
             raise
         self._end(kind)

@@ -74,6 +74,26 @@ def test_an_error_of_the_loop_comes_first_and_has_a_note_of_the_bad_step(tmp_pat
     assert dualform.load(tmp_path / "run").summary()["ended"] == "ZeroDivisionError"
 
 
+def test_an_interrupt_while_the_last_steps_are_audited_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def leave(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        monkeypatch.setattr("dualform.recorder.recorder.explain", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "run", leave)
+    memory = dualform.load(tmp_path / "run")
+    assert memory.steps == taken._AT_ONCE
+    assert memory.summary()["ended"] == "KeyboardInterrupt"
+    monkeypatch.undo()
+    model = network(nn.ReLU())
+    with record(model, sgd(model), tmp_path / "run", overwrite=True):  # nobody holds it any more
+        pass
+
+
 def test_steps_that_wait_are_kept_when_another_error_comes(tmp_path: Path) -> None:
     def change(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
         for parameter in model.parameters():
