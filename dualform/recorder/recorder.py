@@ -165,7 +165,8 @@ class Recorder:
 
     def _close(self, kind: type[BaseException] | None) -> None:
         try:
-            self._guard(self._settle)
+            if not isinstance(self._failed, StorageError):  # else there is nobody to leave them to
+                self._guard(self._settle)
         except BaseException as trouble:  # an interrupt, too: the run is ended and let go in any case
             self._end(kind or type(trouble))
             raise
