@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.errors import NotFinite, ParameterChanged, RecordingError, UnexplainedGradient
+from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, UnexplainedGradient
 from dualform.recorder import taken
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 from tests.recorder.test_bad_loops import clip_by_value
@@ -92,6 +92,22 @@ def test_an_interrupt_while_the_last_steps_are_audited_ends_the_run(
     model = network(nn.ReLU())
     with record(model, sgd(model), tmp_path / "run", overwrite=True):  # nobody holds it any more
         pass
+
+
+def test_a_disk_that_has_failed_is_told_of_and_not_hidden_by_a_bad_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(writer: object) -> None:
+        raise StorageError("the disk is full")
+
+    def fail(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        clip_by_value(model, optimizer)
+        monkeypatch.setattr("dualform.store.RunWriter.check", full)
+        step(model, optimizer)
+
+    with pytest.raises(StorageError, match="the disk is full") as raised:
+        trained(tmp_path / "run", fail)
+    assert not getattr(raised.value, "__notes__", [])
 
 
 def test_steps_that_wait_are_kept_when_another_error_comes(tmp_path: Path) -> None:
