@@ -113,7 +113,6 @@ def compare(data: Data, steps: int, dtype: str = "float16") -> dict[str, Any]:
     plain_loop, recorded_loop, process = Loop.fresh(), Loop.fresh(), psutil.Process()
     batches = list(data.batches(steps + _TURN))
     plain, recorded, ratios, rss = [], [], [], []
-    closing = 0.0
     with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
         path = Path(directory) / "run"
         before = process.memory_info().rss
@@ -130,14 +129,14 @@ def compare(data: Data, steps: int, dtype: str = "float16") -> dict[str, Any]:
                     plain += plain_steps
                     recorded += recorded_steps
                 rss.append((process.memory_info().rss - before) / 1e6)
-            closing = perf_counter()
-        closing = (perf_counter() - closing) / len(batches)
+            trained = perf_counter()
+        closing = (perf_counter() - trained) / len(batches) / mean(plain)
         size = dualform.load(path).summary()["bytes"]
     raw = 4 * _BATCH * len(batches) * sum(a + b for a, b in pairwise(_WIDTHS))
     return {
-        "record_overhead": median(ratios) + closing / mean(plain),
+        "record_overhead": median(ratios) + closing,
         "record_overheads": sorted(ratios),
-        "closing": closing / mean(plain),
+        "closing": closing,
         "bytes": size,
         "bytes_ratio": size / raw,
         "plain_ms": _per_step(plain),

@@ -24,7 +24,7 @@ Exponents = NDArray[np.int16]
 
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
-_FEW = 512  # numbers, that the interpreter compares as soon as numpy has begun, which a training keeps from being ready
+_FEW = 512  # rows: for so few the interpreter is quicker than numpy, whose code a training drives out of the cache
 _WIDE = (torch.float32, torch.float64)
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
 _BOTTOM = -11  # and is at least this power of two: float16 loses bits from 2**-14 on, where its lesser entries are
@@ -52,7 +52,7 @@ def pack(rows: Tensor, packed: Tensor, *, alike: bool = False) -> tuple[Tensor, 
 
 
 def _extremes(norms: Tensor) -> tuple[float, float]:
-    """The least and the largest."""
+    """The least and the largest. With NaN among them it may be either: rows with NaN are in no gradient, nor stored."""
     if len(norms) <= _FEW:
         few = norms.tolist()
         return min(few), max(few)
