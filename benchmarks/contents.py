@@ -25,7 +25,7 @@ def contents(path: str | Path) -> dict[str, Bits]:
     chapters = [shard for _, shard in run.chapters()]
     found = {"end": np.array([f"{run.steps} steps", str(run.ended)])}
     for layer in run.manifest.layers:
-        found |= {f"ledger/{part.parameter}": run.ledger(part.parameter) for part in layer.trained}
+        found |= {f"ledger/{use.parameter.name}": run.ledger(use.parameter.name) for use in layer.trained}
         found[f"audit/{layer.name}"] = _joined(f"audit/{layer.name}", chapters)
         found |= _slots(run, layer, [shard for shard in chapters if shard.slots(layer.name)])
     final = run.snapshot(run.steps)

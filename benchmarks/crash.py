@@ -39,7 +39,7 @@ from benchmarks.contents import Bits, contents
 from benchmarks.lives import STEPS, Failed, Life, Stage, Training, Watch, live_for
 from dualform.errors import RunError
 from dualform.store import Run
-from dualform.store.format import shard_name
+from dualform.store.schema import shard_name
 from dualform.store.summary import ending
 
 _CHAPTER_BYTES = 20_000, 40_000  # another length in each life: shards left over would not fit the new ones

@@ -28,9 +28,21 @@ import numpy as np
 from benchmarks.command import run
 from benchmarks.memory_limit import group
 from dualform.recorder.estimate import chapter_bytes
-from dualform.store import Column, Layer, Manifest, Optimizer, Part, Rows, RunWriter, StepRecord, Storage
+from dualform.store import (
+    Column,
+    KeyLayout,
+    Layer,
+    Manifest,
+    Optimizer,
+    Parameter,
+    Rows,
+    RunWriter,
+    StepRecord,
+    Storage,
+    Use,
+)
 
-LAYER = Layer("layer", "Linear", 800, 800, (Part("layer.weight", (0, 800), 0),))
+LAYER = Layer("layer", "Linear", 800, 800, KeyLayout(800), (Use(Parameter("layer.weight", (800, 800), 0), (0, 800)),))
 _MANIFEST = Manifest("out-of-core", "2022-02-11", "benchmark", Storage(values=False), (Optimizer("SGD", ()),), (LAYER,))
 _BATCH = 4096
 _LABELS = 10

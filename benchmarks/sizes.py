@@ -18,7 +18,7 @@ def shares(path: Path) -> dict[str, float]:
     """In the order the choices are made; the last is the whole run."""
     run = Run(path)
     item = {"float16": 2, "float32": 4, "float64": 8}[run.manifest.storage.dtype]
-    layers = [layer for layer in run.manifest.layers if not layer.one_hot]
+    layers = [layer for layer in run.manifest.layers if not layer.keys.index]
     raw = sum(4 * run.slots(layer.name) * (layer.d_in + layer.d_out) for layer in layers)
     keys = sum(item * _rows(run, layer) * layer.d_in for layer in layers)
     values = sum(item * run.slots(layer.name) * layer.d_out for layer in layers)

@@ -73,7 +73,8 @@ class LayerContribution(_Scored):
 
     def initial(self) -> Tensor:
         """(queries,): the part that is due to no slot."""
-        return self._along(output_of(self._scope.initial(self.name), self.queries))
+        layer = self._scope.run.layers[self.name]
+        return self._along(output_of(layer, self._scope.initial(self.name), self.queries))
 
     def output(self) -> Tensor:
         """(queries,): the layer's output along the direction, the sum of the initial part and all contributions."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dualform.certificate import Certificate, LayerCertificate
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
+from dualform.kinds import check_kinds, kind_of
 from dualform.query.cancelling import cancelled
 from dualform.query.certify import audited_steps, certify
 from dualform.query.coefficients import Ledger, rule_of
@@ -40,11 +41,12 @@ from dualform.query.seen import seen
 from dualform.query.selection import Selection, condition
 from dualform.query.shares import check_room, groups_of, shares
 from dualform.query.sketch import Sketches
-from dualform.query.state import as_map, stored_tensor
+from dualform.query.state import stored_tensor
 from dualform.query.stored import wide
 from dualform.shares import Shares
 from dualform.spotlight import Spotlight
 from dualform.store import Run, Shard, clean_name, summary, summary_lines
+from dualform.store.schema import MANIFEST, STATE_BUFFERS, STATE_PARAMETERS, state_tensor
 from dualform.table import Table
 
 
@@ -69,6 +71,8 @@ class Memory:
         ledger: Ledger | None = None,
         sketches: Sketches | None = None,
     ) -> None:
+        if selection is None:
+            check_kinds(run.manifest, str(run.path / MANIFEST))
         self._run = run
         self._selection = selection or Selection(run.steps)
         self._ledger = ledger or Ledger(run)
@@ -122,9 +126,9 @@ class Memory:
     @property
     def unrecorded(self) -> list[str]:
         """Parameters that are in the snapshots but in no recorded layer: views cannot mute them."""
-        recorded = {part.parameter for layer in self._run.layers.values() for part in layer.parts}
-        prefix = "state/parameters/"
-        names = (name.removeprefix(prefix) for name in self._run.shards[0].names(prefix))
+        recorded = {parameter.name for parameter in self._run.manifest.parameters}
+        stored = self._run.shards[0].names(STATE_PARAMETERS)
+        names = (name.removeprefix(STATE_PARAMETERS) for name in stored)
         return sorted(name for name in names if name not in recorded)
 
     # Views
@@ -187,7 +191,8 @@ class Memory:
         self._check_layer(layer)
         slots = self._scope.slots(layer)
         found = rebuild(self._run, self._ledger, slots, self._selection, self._run.shards[0])
-        return {part.parameter: as_map(slots.layer, found[part].slots) for part in slots.layer.trained}
+        kind = kind_of(slots.layer)
+        return {use.parameter.name: kind.from_map(use, found[use].slots) for use in slots.layer.trained}
 
     def shares(
         self,
@@ -244,7 +249,7 @@ class Memory:
 
     def _sum_up(self, layer: str, start: Shard) -> dict[str, Tensor]:
         found = weights(self._run, self._ledger, self._scope.slots(layer), self._selection, start)
-        dtypes = {name: stored_tensor(self._run.shards[0], f"state/parameters/{name}").dtype for name in found}
+        dtypes = {name: stored_tensor(self._run.shards[0], state_tensor(name)).dtype for name in found}
         return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
@@ -286,11 +291,10 @@ class Memory:
         """Whether a model's weights are those the run ends with."""
         final = self._run.snapshot(self._run.steps)
         parameters = {clean_name(name): p for name, p in model.named_parameters()}
-        for layer in self._run.layers.values():
-            for part in layer.parts:
-                there = stored_tensor(final, f"state/parameters/{part.parameter}")
-                if not torch.equal(parameters[part.parameter].detach().cpu(), there):
-                    return f"the model's {part.parameter!r} is not the one this run ends with (step {self._run.steps})"
+        for one in self._run.manifest.parameters:
+            there = stored_tensor(final, state_tensor(one.name))
+            if not torch.equal(parameters[one.name].detach().cpu(), there):
+                return f"the model's {one.name!r} is not the one this run ends with (step {self._run.steps})"
         return None
 
     def _check_layer(self, layer: str) -> None:
@@ -328,7 +332,7 @@ def _describe(selection: Selection) -> str:
 def _state(snapshot: Shard) -> dict[str, Tensor]:
     """All parameters and buffers of a snapshot, by name."""
     state = {}
-    for prefix in ("state/parameters/", "state/buffers/"):
+    for prefix in (STATE_PARAMETERS, STATE_BUFFERS):
         for name in snapshot.names(prefix):
             state[name.removeprefix(prefix)] = stored_tensor(snapshot, name)
     return state

@@ -185,8 +185,9 @@ class Output:
     def answer(self, about: Inquiry, fold: Any) -> Tensor:
         if fold is None:
             found = about.scope.rebuilt(about.layer)
-            return output_of({part: one.whole for part, one in found.items()}, about.queries).to(about.queries.dtype)
-        initial = output_of(about.scope.initial(about.layer), about.queries)
+            whole = {use: one.whole for use, one in found.items()}
+            return output_of(about.scope.run.layers[about.layer], whole, about.queries).to(about.queries.dtype)
+        initial = output_of(about.scope.run.layers[about.layer], about.scope.initial(about.layer), about.queries)
         result: Tensor = (initial + fold.output).to(about.queries.dtype)
         return result
 
@@ -203,10 +204,10 @@ def lookup(scope: Scope, layer: str, slots: Array) -> dict[str, Array]:
 
     columns = {"step": column(lambda block: block.steps)}
     if scope.run.manifest.storage.values and not scope.elementwise(layer):
-        part = scope.run.layers[layer].trained[0]
-        of = scope.coefficients[part.parameter]
+        use = scope.run.layers[layer].trained[0]
+        of = scope.coefficients[use.parameter.name]
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
-            columns["coefficient"] = of.at(columns["step"]) * column(lambda block: block.factors(part))
+            columns["coefficient"] = of.at(columns["step"]) * column(lambda block: block.factors(use))
     return columns | {tag: column(lambda block, tag=tag: block.tag(tag)) for tag in scope.run.tags}  # type: ignore[misc]
 
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor, nn
 
 from dualform.errors import UnknownName
+from dualform.kinds import kind_of
 from dualform.query.shares import Share
-from dualform.query.state import as_map
-from dualform.store import Layer, Part
+from dualform.store import Layer, Use
 from dualform.table import Table
 
 Assemble = Callable[[nn.Module, Mapping[str, Tensor]], nn.Module]
@@ -32,7 +32,7 @@ class Shares:
         self,
         groups: Table,
         layers: Mapping[str, Layer],
-        shares: Mapping[str, Mapping[Part, Share]],
+        shares: Mapping[str, Mapping[Use, Share]],
         assemble: Assemble,
         *,
         summed_up: bool,
@@ -69,8 +69,9 @@ class Shares:
                 parameters |= self._named(name, {part: one.whole for part, one in found.items()})
         return self._assemble(model, parameters)
 
-    def _named(self, layer: str, maps: Mapping[Part, Tensor]) -> dict[str, Tensor]:
-        return {part.parameter: as_map(self._layers[layer], one) for part, one in maps.items()}
+    def _named(self, layer: str, maps: Mapping[Use, Tensor]) -> dict[str, Tensor]:
+        kind = kind_of(self._layers[layer])
+        return {use.parameter.name: kind.from_map(use, one) for use, one in maps.items()}
 
     def _chosen(self, groups: Sequence[int]) -> list[int]:
         """Each group once, however often it is named."""

@@ -41,7 +41,8 @@ class LayerSpotlight(Answers):
 
     def initial(self) -> Tensor:
         """The part of the output that is due to no slot: the initial weights, as far as they are left."""
-        return output_of(self._scope.initial(self.name), self.queries).to(self.queries.dtype)
+        layer = self._scope.run.layers[self.name]
+        return output_of(layer, self._scope.initial(self.name), self.queries).to(self.queries.dtype)
 
     def contribution(self, target: Target = None) -> LayerContribution:
         """What each slot adds to an output: `layer.contribution(3).top(10)`, `.total(by="label")`, `.timeline()`.

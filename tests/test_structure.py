@@ -22,6 +22,7 @@ ROOMS = [
     ["certificate", "inputs", "jsonable", "table"],
     ["query"],
     ["recorder"],
+    ["kinds"],
     ["store"],
     ["algebra", "duality", "nn"],
     ["errors"],

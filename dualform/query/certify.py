@@ -17,7 +17,8 @@ from dualform.query.rebuild import Coefficients, initial_part
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
 from dualform.query.state import parameter
-from dualform.store import Layer, Part, Run, Shard
+from dualform.store import Layer, Run, Shard, Use
+from dualform.store.schema import AUDIT
 
 PROBES = 16
 
@@ -47,15 +48,11 @@ class _Signals:
     """X r for each weight, computed once for all stretches a block is in."""
 
     def __init__(self, block: Block, rebuilt: "_Rebuilt") -> None:
-        self.by_part: dict[Part, Tensor] = {}
-        self.norms: dict[Part, Tensor] = {}
-        for part in rebuilt.layer.trained:
-            if part.columns is None:
-                self.by_part[part] = torch.ones(len(block), 1, dtype=torch.float64)
-            else:
-                columns = slice(*part.columns)
-                self.by_part[part] = block.keys.weights(rebuilt.vectors[part].mT, columns).mT  # (slots, probes)
-            self.norms[part] = self.by_part[part].norm(dim=1)
+        self.by_part: dict[Use, Tensor] = {}
+        self.norms: dict[Use, Tensor] = {}
+        for use in rebuilt.layer.trained:
+            self.by_part[use] = block.keys.of(use).pair(rebuilt.vectors[use].mT).mT  # (slots, probes)
+            self.norms[use] = self.by_part[use].norm(dim=1)
 
 
 class _Rebuilt:
@@ -66,25 +63,22 @@ class _Rebuilt:
         self._steps = before.info.last_step, after.info.last_step
         self._of: Coefficients = ledger.between(*self._steps)
         generator = torch.Generator().manual_seed(0)
-        self.vectors: dict[Part, Tensor] = {}
-        self._dual: dict[Part, Tensor] = {}
-        self._before: dict[Part, Tensor] = {}
-        self._after: dict[Part, Tensor] = {}
-        self._eps: dict[Part, float] = {}
+        self.vectors: dict[Use, Tensor] = {}
+        self._dual: dict[Use, Tensor] = {}
+        self._before: dict[Use, Tensor] = {}
+        self._after: dict[Use, Tensor] = {}
+        self._eps: dict[Use, float] = {}
         self._squares = dict.fromkeys(layer.trained, 0.0)  # sum of (|c_t| |e_t| |x_t r|)^2
         self._stored_eps = STORED_EPS[run.manifest.storage.dtype]
-        for part in layer.trained:
-            if part.columns is not None:
-                shape = part.columns[1] - part.columns[0], PROBES
-                # scaled so that |W r| estimates |W|
-                self.vectors[part] = torch.randn(shape, generator=generator, dtype=torch.float64) / PROBES**0.5
-            self._dual[part] = self._seen(part, initial_part(run, before, layer, part, self._of))
-            self._before[part] = self._seen(part, parameter(before, layer, part).double())
-            self._after[part] = self._seen(part, parameter(after, layer, part).double())
-            self._eps[part] = torch.finfo(parameter(before, layer, part).dtype).eps
+        for use in layer.trained:
+            self.vectors[use] = _vectors(use.width, generator)
+            self._dual[use] = self._seen(use, initial_part(run, before, layer, use, self._of))
+            self._before[use] = self._seen(use, parameter(before, layer, use).double())
+            self._after[use] = self._seen(use, parameter(after, layer, use).double())
+            self._eps[use] = torch.finfo(parameter(before, layer, use).dtype).eps
 
-    def _seen(self, part: Part, parameter: Tensor) -> Tensor:
-        return parameter[:, None] if part.columns is None else parameter @ self.vectors[part]
+    def _seen(self, use: Use, parameter: Tensor) -> Tensor:
+        return parameter @ self.vectors[use]
 
     def covers(self, step: int) -> bool:
         return self._steps[0] <= step < self._steps[1]
@@ -92,19 +86,27 @@ class _Rebuilt:
     def add(self, block: Block, signals: _Signals) -> None:
         values = block.values.double()
         sizes = values.norm(dim=1)
-        for part in self.layer.trained:
-            coefficient = torch.from_numpy(block.coefficients(part, self._of[part.parameter]))
-            self._dual[part] += values.mT @ (signals.by_part[part] * coefficient[:, None])
-            self._squares[part] += float((coefficient * sizes * signals.norms[part]).square().sum())
+        for use in self.layer.trained:
+            coefficient = torch.from_numpy(block.coefficients(use, self._of[use.parameter.name]))
+            self._dual[use] += values.mT @ (signals.by_part[use] * coefficient[:, None])
+            self._squares[use] += float((coefficient * sizes * signals.norms[use]).square().sum())
 
     def stretch(self) -> Stretch:
         steps, found = self._steps[1] - self._steps[0], {}
-        for part in self.layer.trained:
-            after = self._after[part]
-            of_slots = rounding_of_slots(self._squares[part], max(self._eps[part], self._stored_eps))
-            floor = of_slots + rounding_of_weights(steps, after, self._eps[part])
-            found[part.parameter] = distance(self._dual[part], self._before[part], after, floor)
+        for use in self.layer.trained:
+            after = self._after[use]
+            of_slots = rounding_of_slots(self._squares[use], max(self._eps[use], self._stored_eps))
+            floor = of_slots + rounding_of_weights(steps, after, self._eps[use])
+            found[use.parameter.name] = distance(self._dual[use], self._before[use], after, floor)
         return Stretch(*self._steps, found)
+
+
+def _vectors(width: int, generator: torch.Generator) -> Tensor:
+    """(width, probes): scaled so that |W r| estimates |W|; where a key has few entries, it is |W|."""
+    if width <= PROBES:
+        return torch.eye(width, dtype=torch.float64)
+    drawn: Tensor = torch.randn(width, PROBES, generator=generator, dtype=torch.float64)
+    return drawn.div(PROBES**0.5)
 
 
 def audited_steps(run: Run) -> int:
@@ -113,5 +115,5 @@ def audited_steps(run: Run) -> int:
 
 
 def _audited(shard: Shard) -> int:
-    residuals = [shard[name] for name in shard.names("audit/")]
+    residuals = [shard[name] for name in shard.names(AUDIT)]
     return int((~np.isnan(np.stack(residuals))).any(axis=0).sum()) if residuals else 0

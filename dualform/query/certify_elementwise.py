@@ -21,7 +21,7 @@ from dualform.query.rebuild import LongSum, initial_of
 from dualform.query.replay import Move, Replay
 from dualform.query.scan import Block
 from dualform.query.state import parameter
-from dualform.store import Layer, Part, Run, Shard
+from dualform.store import Layer, Run, Shard, Use
 
 _MOST = 0.01  # of a change, that the rounding of slots may explain
 
@@ -35,7 +35,7 @@ def certify_elementwise(run: Run, layer: Layer) -> tuple[Stretch | None, list[St
     for shard, moves in groupby(Replay(run, layer).latest_first(last.info.last_step), key=lambda move: move.shard):
         chapter = _Rebuilt(run, layer, starts[shard], shard)
         for move in moves:
-            steps = {part: moved.step() for part, moved in move.parts.items()}
+            steps = {use: moved.step() for use, moved in move.parts.items()}
             whole.add(move, steps)
             chapter.add(move, steps)
         chapters.append(chapter.certified())
@@ -47,19 +47,19 @@ class _Rebuilt:
 
     def __init__(self, run: Run, layer: Layer, before: Shard, after: Shard) -> None:
         self._run, self._layer, self._before, self._after = run, layer, before, after
-        self._adjoints = {part: Adjoint() for part in layer.trained}
-        self._added = {part: LongSum() for part in layer.trained}
+        self._adjoints = {use: Adjoint() for use in layer.trained}
+        self._added = {use: LongSum() for use in layer.trained}
         self._squares = dict.fromkeys(layer.trained, 0.0)
         self._decayed = dict.fromkeys(layer.trained, 0)
 
-    def add(self, move: Move, steps: Mapping[Part, Step], blocks: Sequence[Block] = ()) -> None:
+    def add(self, move: Move, steps: Mapping[Use, Step], blocks: Sequence[Block] = ()) -> None:
         """One step; with its blocks, also what rounding can have done to it."""
-        for part, step in steps.items():
-            worth = self._adjoints[part].back(step)
+        for use, step in steps.items():
+            worth = self._adjoints[use].back(step)
             for block in blocks:
-                self._squares[part] += float((worth**2 * added_squares(block, part)).sum())
-            self._added[part].add(worth * move.parts[part].gradient)
-            self._decayed[part] += step.keep != 1.0
+                self._squares[use] += float((worth**2 * added_squares(block, use)).sum())
+            self._added[use].add(worth * move.parts[use].gradient)
+            self._decayed[use] += step.keep != 1.0
 
     def certified(self) -> Stretch:
         """How far apart the two are; if too far, gone through once more for what rounding explains of it."""
@@ -68,19 +68,21 @@ class _Rebuilt:
             return found
         replay, again = Replay(self._run, self._layer), _Rebuilt(self._run, self._layer, self._before, self._after)
         for move in replay.latest_first(found.last_step, found.first_step):
-            steps = {part: moved.step() for part, moved in move.parts.items()}
+            steps = {use: moved.step() for use, moved in move.parts.items()}
             again.add(move, steps, [replay.slots.block(move.shard, rows) for rows in move.passes])
         return again._stretch()
 
     def _stretch(self) -> Stretch:
         first, last = self._before.info.last_step, self._after.info.last_step
         found = {}
-        for part, adjoint in self._adjoints.items():
-            before, after = (parameter(shard, self._layer, part) for shard in (self._before, self._after))
-            initial = initial_of(self._run, self._before, self._layer, part, adjoint.weight, adjoint.momentum)
+        for use, adjoint in self._adjoints.items():
+            before, after = (parameter(shard, self._layer, use) for shard in (self._before, self._after))
+            initial = initial_of(self._run, self._before, self._layer, use, adjoint.weight, adjoint.momentum)
             eps = torch.finfo(before.dtype).eps
-            of_slots = rounding_of_slots(self._squares[part], max(eps, STORED_EPS[self._run.manifest.storage.dtype]))
-            of_weights = rounding_of_weights(last - first, after, eps, self._decayed[part])
+            of_slots = rounding_of_slots(self._squares[use], max(eps, STORED_EPS[self._run.manifest.storage.dtype]))
+            of_weights = rounding_of_weights(last - first, after, eps, self._decayed[use])
             floor = of_weights + min(of_slots, _MOST * float((after.double() - before.double()).norm()))
-            found[part.parameter] = distance(initial + self._added[part].total, before.double(), after.double(), floor)
+            found[use.parameter.name] = distance(
+                initial + self._added[use].total, before.double(), after.double(), floor
+            )
         return Stretch(first, last, found)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dualform.algebra import RULES, Rule, coefficients
 from dualform.errors import NotRecorded, RunError, listing
 from dualform.store import Layer, Run
-from dualform.store.format import MANIFEST
+from dualform.store.schema import MANIFEST
 
 Array = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ def rule_of(run: Run, layer: Layer) -> Rule:
     """The algebra of the optimiser that trained a layer: one for all its parameters."""
     if not run.manifest.storage.values:
         raise NotRecorded(f"{keys_only(run)}: no coefficients")
-    number = layer.trained[0].optimizer
+    number = layer.trained[0].parameter.optimizer
     assert number is not None
     optimizer = run.manifest.optimizers[number]
     rule = RULES.get(optimizer.kind)
@@ -69,7 +69,8 @@ class Ledger:
         result: dict[str, ParameterCoefficients] = {}
         linear = [layer for layer in self._run.manifest.layers if not rule_of(self._run, layer).elementwise]
         for index, optimizer in enumerate(self._run.manifest.optimizers):
-            names = [p.parameter for layer in linear for p in layer.trained if p.optimizer == index]
+            trained = (use.parameter for layer in linear for use in layer.trained)
+            names = list(dict.fromkeys(one.name for one in trained if one.optimizer == index))
             if not names:
                 continue
             lines = np.zeros((0, len(names), 1 + len(optimizer.columns)))

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
+from dualform.kinds import OnErrors, kind_of
 from dualform.query.queries import call, chosen_rows, watching
-from dualform.recorder.watch import OnErrors
 from dualform.store import Layer
 
 Array = NDArray[Any]
@@ -65,7 +65,7 @@ def _catch(layer: Layer, into: dict[int, Tensor], rows: int | slice | None) -> C
     """Errors come last call first, and put themselves in the order of the calls; where none come they are 0."""
 
     def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
-        leading = given.shape if layer.one_hot else given.shape[:-1]
+        leading = kind_of(layer).leading(given)
         order = len(into)
         into[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
 

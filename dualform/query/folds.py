@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.kinds.keys import add_by_group
 from dualform.query.groups import Grouping, size
-from dualform.query.keys import add_by_group
 from dualform.query.scan import Block
 
 Array = NDArray[Any]
@@ -45,7 +45,7 @@ class AttentionScores:
 
     def weights(self, absolute: bool) -> Tensor:
         if self._signed is None:
-            self._signed = self._block.keys.weights(self._queries).mT
+            self._signed = self._block.keys.pair(self._queries).mT
         return self._signed.abs() if absolute else self._signed
 
 

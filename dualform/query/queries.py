@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError, UnknownName
-from dualform.nn import LSTM
-from dualform.recorder.watch import OnKeys, watch, watched_module
-from dualform.store import Layer, Part, clean_name
+from dualform.kinds import OnKeys, kind_of
+from dualform.store import Layer, Use, clean_name
 
 
 def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
@@ -21,13 +20,12 @@ def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn
     parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     found = {}
     for name, layer in layers.items():
-        module = watched_module(modules, layer)
+        module = modules.get(kind_of(layer).module_name(name))
         if module is None:
             raise UnknownName("layer in this model called", name, _layers_like(layer, modules))
-        if layer.kind == "LSTM" and not isinstance(module, LSTM):
-            raise QueryError(f"layer {name!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
-        for part in layer.parts:
-            _check_shape(layer, part, parameters.get(part.parameter))
+        kind_of(layer).check_module(layer, module)
+        for use in layer.uses:
+            _check_shape(layer, use, parameters.get(use.parameter.name))
         found[name] = module
     return found
 
@@ -36,12 +34,12 @@ def _layers_like(layer: Layer, modules: Mapping[str, nn.Module]) -> list[str]:
     return [name for name, module in modules.items() if type(module).__name__ == layer.kind]
 
 
-def _check_shape(layer: Layer, part: Part, parameter: Tensor | None) -> None:
-    expected = layer.shape(part)
+def _check_shape(layer: Layer, use: Use, parameter: Tensor | None) -> None:
+    expected = use.parameter.shape
     if parameter is None or tuple(parameter.shape) != expected:
         got = "none" if parameter is None else f"one of shape {tuple(parameter.shape)}"
         raise QueryError(
-            f"layer {layer.name!r} was recorded with a {part.parameter!r} of shape {expected}, this model has {got}"
+            f"layer {layer.name!r} was recorded with a {use.parameter.name!r} of shape {expected}, this model has {got}"
         )
 
 
@@ -69,7 +67,9 @@ def watching(
     """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was."""
     modules = match_modules(model, layers)
     with _one_at_a_time:
-        handles = [watch(modules[name], layer, catch(layer), lasting=False) for name, layer in layers.items()]
+        handles = [
+            kind_of(layer).watch(modules[name], layer, catch(layer), lasting=False) for name, layer in layers.items()
+        ]
         training = {module: module.training for module in model.modules()}
         try:
             model.eval()
@@ -89,7 +89,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 def _catch(layer: Layer, into: list[Tensor], rows: int | slice | None) -> Callable[..., None]:
     def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> None:
-        into.append(_one_hot(chosen_rows(given[..., None], rows), layer) if layer.one_hot else chosen_rows(given, rows))
+        into.append(chosen_rows(kind_of(layer).queries(layer, given), rows))
 
     return on_keys
 
@@ -99,8 +99,3 @@ def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:
     if rows is not None and queries.dim() > 2:
         queries = queries[:, rows]
     return queries.detach().reshape(-1, queries.shape[-1])
-
-
-def _one_hot(index: Tensor, layer: Layer) -> Tensor:
-    """(rows, 1) indices as (rows, d_in) queries."""
-    return torch.nn.functional.one_hot(index[:, 0].long(), layer.d_in).float()

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from dualform.algebra import Adjoint
+from dualform.kinds import kind_of, paired_with
 from dualform.query.coefficients import Ledger, ParameterCoefficients, rule_of
 from dualform.query.replay import Replay
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
-from dualform.query.state import as_map, optimizer_entry, parameter
-from dualform.store import Layer, Part, Run, Shard
+from dualform.query.state import optimizer_entry, parameter
+from dualform.store import Layer, Run, Shard, Use
 
 Coefficients = Mapping[str, ParameterCoefficients]
 
@@ -38,46 +39,47 @@ class Rebuilt:
 def weights(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[str, Tensor]:
     """All parameters of a layer, from a snapshot and the chosen slots after it."""
     found = rebuild(run, ledger, slots, selection, since)
-    return {part.parameter: as_map(slots.layer, one.whole) for part, one in found.items()}
+    kind = kind_of(slots.layer)
+    return {use.parameter.name: kind.from_map(use, one.whole) for use, one in found.items()}
 
 
-def rebuild(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
+def rebuild(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Use, Rebuilt]:
     """The same, in its two parts. What was not trained stays itself."""
     layer = slots.layer
     if rule_of(run, layer).elementwise:
         trained = _replayed(run, layer, selection, since)
     else:
         trained = _summed(run, ledger, slots, selection, since)
-    constant = {part: parameter(since, layer, part).double() for part in layer.parts if not part.trained}
-    return trained | {part: Rebuilt(value, torch.zeros_like(value)) for part, value in constant.items()}
+    constant = {use: parameter(since, layer, use).double() for use in layer.uses if not use.trained}
+    return trained | {use: Rebuilt(value, torch.zeros_like(value)) for use, value in constant.items()}
 
 
-def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
+def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, since: Shard) -> dict[Use, Rebuilt]:
     of, layer = ledger.between(since.info.last_step, selection.until), slots.layer
-    initial = {part: initial_part(run, since, layer, part, of) for part in layer.trained}
-    added = {part: torch.zeros_like(initial[part]) for part in layer.trained}
+    initial = {use: initial_part(run, since, layer, use, of) for use in layer.trained}
+    added = {use: torch.zeros_like(initial[use]) for use in layer.trained}
     for block in slots.scan(selection, since.info.last_step):
-        for part in layer.trained:
-            added[part] += block.product(part, weighted_values(block, part, of)).double()
-    return {part: Rebuilt(initial[part], added[part]) for part in layer.trained}
+        for use in layer.trained:
+            added[use] += block.product(use, weighted_values(block, use, of)).double()
+    return {use: Rebuilt(initial[use], added[use]) for use in layer.trained}
 
 
-def _replayed(run: Run, layer: Layer, selection: Selection, since: Shard) -> dict[Part, Rebuilt]:
-    adjoints = {part: Adjoint() for part in layer.trained}
-    added = {part: LongSum() for part in layer.trained}
+def _replayed(run: Run, layer: Layer, selection: Selection, since: Shard) -> dict[Use, Rebuilt]:
+    adjoints = {use: Adjoint() for use in layer.trained}
+    added = {use: LongSum() for use in layer.trained}
     replay = Replay(run, layer)
     for move in replay.latest_first(selection.until, since.info.last_step):
         blocks = replay.slots.chosen_blocks(move.shard, move.passes, selection) if selection.conditions else []
-        for part, moved in move.parts.items():
-            worth = adjoints[part].back(moved.step())
+        for use, moved in move.parts.items():
+            worth = adjoints[use].back(moved.step())
             if not selection.conditions:
-                added[part].add(worth * moved.gradient)
+                added[use].add(worth * moved.gradient)
             for block in blocks:
-                added[part].add(worth * (block.product(part, block.values) * float(block.factors(part)[0])))
+                added[use].add(worth * (block.product(use, block.values) * float(block.factors(use)[0])))
     found = {}
-    for part, adjoint in adjoints.items():
-        initial = initial_of(run, since, layer, part, adjoint.weight, adjoint.momentum)
-        found[part] = Rebuilt(initial, torch.zeros_like(initial) + added[part].total)
+    for use, adjoint in adjoints.items():
+        initial = initial_of(run, since, layer, use, adjoint.weight, adjoint.momentum)
+        found[use] = Rebuilt(initial, torch.zeros_like(initial) + added[use].total)
     return found
 
 
@@ -103,26 +105,26 @@ class LongSum:
         return self._long if self._short is None else self._long + self._short.double()
 
 
-def initial_part(run: Run, snapshot: Shard, layer: Layer, part: Part, of: Coefficients) -> Tensor:
+def initial_part(run: Run, snapshot: Shard, layer: Layer, use: Use, of: Coefficients) -> Tensor:
     """What a linear optimiser left of the weights and the momentum at a snapshot; a constant stays itself."""
-    if not part.trained:
-        return parameter(snapshot, layer, part).double()
-    found = of[part.parameter]
-    return initial_of(run, snapshot, layer, part, found.initial, found.momentum)
+    if not use.trained:
+        return parameter(snapshot, layer, use).double()
+    found = of[use.parameter.name]
+    return initial_of(run, snapshot, layer, use, found.initial, found.momentum)
 
 
 def initial_of(
-    run: Run, snapshot: Shard, layer: Layer, part: Part, weight: Tensor | float, momentum: Tensor | float
+    run: Run, snapshot: Shard, layer: Layer, use: Use, weight: Tensor | float, momentum: Tensor | float
 ) -> Tensor:
     """These shares of the weights and the momentum at a snapshot, in float64."""
-    result = weight * parameter(snapshot, layer, part).double()
-    moving = optimizer_entry(snapshot, layer, part, rule_of(run, layer).momentum)
+    result = weight * parameter(snapshot, layer, use).double()
+    moving = optimizer_entry(snapshot, layer, use, rule_of(run, layer).momentum)
     return result if moving is None else result + momentum * moving.double()
 
 
-def weighted_values(block: Block, part: Part, of: Coefficients) -> Tensor:
+def weighted_values(block: Block, use: Use, of: Coefficients) -> Tensor:
     """c_t e_t: (slots, d_out)"""
-    coefficient = torch.from_numpy(block.coefficients(part, of[part.parameter]))
+    coefficient = torch.from_numpy(block.coefficients(use, of[use.parameter.name]))
     return block.values * coefficient.to(block.wide)[:, None]
 
 
@@ -134,19 +136,15 @@ class OutputFold:
         self.output = torch.zeros(len(queries), layer.d_out, dtype=torch.float64)
 
     def add(self, block: Block, scores: object) -> None:
-        for part in self._layer.trained:
-            values = weighted_values(block, part, self._of)
-            if part.columns is None:
-                self.output += values.sum(dim=0).double()
-            else:
-                columns = slice(*part.columns)
-                attended = block.keys.weights(self._queries[:, columns], columns)
-                self.output += (attended @ values).double()
+        for use in self._layer.trained:
+            values = weighted_values(block, use, self._of)
+            attended = block.keys.of(use).pair(paired_with(use, self._queries))
+            self.output += (attended @ values).double()
 
 
-def output_of(parameters: Mapping[Part, Tensor], queries: Tensor) -> Tensor:
+def output_of(layer: Layer, parameters: Mapping[Use, Tensor], queries: Tensor) -> Tensor:
     """What a layer with these parameters (as maps, in float64) says: (queries, d_out)."""
     output = torch.zeros(1, 1, dtype=torch.float64)
-    for part, value in parameters.items():
-        output = output + (value if part.columns is None else queries[:, slice(*part.columns)].double() @ value.mT)
+    for use, found in parameters.items():
+        output = output + kind_of(layer).apply(use, found, queries)
     return output

@@ -1,7 +1,7 @@
 """A layer's steps once more, latest first, for optimisers that divide elementwise.
 
     for move in Replay(run, layer).latest_first(until):
-        worth = adjoint[part].back(move.parts[part].step())      # the coefficient R_t, shaped like the parameter
+        worth = adjoint[use].back(move.parts[use].step())      # the coefficient R_t, shaped like the parameter
 
 Their Steps need moments that nobody recorded, so these are made again from keys and values: a step's
 gradient is the sum over its backward passes of f_p E_p^T X_p, with the same rows, in the same order and by
@@ -28,7 +28,8 @@ from dualform.errors import RunError
 from dualform.query.coefficients import rule_of
 from dualform.query.scan import Block, Slots
 from dualform.query.state import optimizer_entry, parameter
-from dualform.store import Layer, Part, Run, Shard
+from dualform.store import Layer, Run, Shard, Use
+from dualform.store.schema import ledger_tensor
 
 _KEPT_BYTES = 1 << 28  # of a chapter whose moments and gradients all fit into this, nothing is made twice
 
@@ -56,7 +57,7 @@ class Move:
 
     number: int
     shard: Shard
-    parts: Mapping[Part, Moved]
+    parts: Mapping[Use, Moved]
     passes: Sequence[slice]
 
 
@@ -94,23 +95,24 @@ class _Chapter:
     def __init__(self, run: Run, slots: Slots, units: Tensor | None, before: Shard, shard: Shard) -> None:
         self._slots, self._units, self._before, self._shard = slots, units, before, shard
         self._rule = rule_of(run, slots.layer)
-        self._lines = {part: self._read(part) for part in slots.layer.trained}
-        self._coupled = {part: any(line and coupled(line) for line in self._lines[part]) for part in self._lines}
+        self._lines = {use: self._read(use) for use in slots.layer.trained}
+        self._coupled = {use: any(line and coupled(line) for line in self._lines[use]) for use in self._lines}
         self._passes = slots.pass_rows(shard)
 
-    def _read(self, part: Part) -> list[Line | None]:
+    def _read(self, use: Use) -> list[Line | None]:
         """A parameter's ledger line of each step; None: torch did not step it."""
-        lines = self._shard[f"ledger/{part.parameter}"]  # numpy's numbers, of which all powers and quotients exist
+        name = ledger_tensor(use.parameter.name)
+        lines = self._shard[name]  # numpy's numbers, of which all powers and quotients exist
         if (np.isfinite(lines) & (np.abs(lines) > torch.finfo(self._slots.dtype).max)).any():
             raise RunError(
-                f"{self._shard.path} is not a sound shard: ledger/{part.parameter} has numbers that are too large for "
-                f"weights in {self._slots.dtype}"
+                f"{self._shard.path} is not a sound shard: {name} has numbers that are too large for weights in "
+                f"{self._slots.dtype}"
             )
         return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
 
     def latest_first(self, until: int) -> Iterator[Move]:
         steps = range(self._shard.info.first_step, until)
-        starts = [{part: self._first(part) for part in self._slots.layer.trained}]
+        starts = [{use: self._first(use) for use in self._slots.layer.trained}]
         size = self._segment(len(steps), starts[0])
         segments = [steps[i : i + size] for i in range(0, len(steps), size)]
         for segment in segments[:-1]:
@@ -126,19 +128,19 @@ class _Chapter:
             while moves:
                 yield moves.pop()
 
-    def _segment(self, steps: int, state: Mapping[Part, _State]) -> int:
+    def _segment(self, steps: int, state: Mapping[Use, _State]) -> int:
         """How many steps are kept at a time."""
         numbers = sum(one.weight.numel() * (1 + len(one.moments or self._rule.moments)) for one in state.values())
         return min(steps, max(ceil(sqrt(steps)), _KEPT_BYTES // (numbers * self._slots.dtype.itemsize)))
 
-    def _first(self, part: Part) -> _State:
+    def _first(self, use: Use) -> _State:
         """A parameter as the snapshot before the chapter has it."""
         layer = self._slots.layer
-        entries = {entry: optimizer_entry(self._before, layer, part, entry) for entry in self._rule.moments}
-        momentum = optimizer_entry(self._before, layer, part, self._rule.momentum)
+        entries = {entry: optimizer_entry(self._before, layer, use, entry) for entry in self._rule.moments}
+        momentum = optimizer_entry(self._before, layer, use, self._rule.momentum)
         return _State(
             {entry: self._mine(found) for entry, found in entries.items() if found is not None},
-            self._mine(parameter(self._before, layer, part)),
+            self._mine(parameter(self._before, layer, use)),
             0.0 if momentum is None else self._mine(momentum),
         )
 
@@ -150,23 +152,23 @@ class _Chapter:
         """(slots, units)"""
         return values if self._units is None else values[:, self._units]
 
-    def _take(self, state: Mapping[Part, _State], number: int) -> tuple[dict[Part, _State], Move]:
+    def _take(self, state: Mapping[Use, _State], number: int) -> tuple[dict[Use, _State], Move]:
         """One step forwards. A parameter that torch did not step stays what it is."""
         passes = self._passes.get(number, [])
         blocks = [self._slots.block(self._shard, rows) for rows in passes]
         after, moved = dict(state), {}
-        for part, lines in self._lines.items():
+        for use, lines in self._lines.items():
             line = lines[number - self._shard.info.first_step]
             if line is not None:
-                moved[part], after[part] = self._move(part, state[part], line, blocks)
+                moved[use], after[use] = self._move(use, state[use], line, blocks)
         return after, Move(number, self._shard, moved, passes)
 
-    def _move(self, part: Part, before: _State, line: Line, blocks: Sequence[Block]) -> tuple[Moved, _State]:
-        gradient, decay = self._gradient(blocks, part, before.weight), coupled(line)
+    def _move(self, use: Use, before: _State, line: Line, blocks: Sequence[Block]) -> tuple[Moved, _State]:
+        gradient, decay = self._gradient(blocks, use, before.weight), coupled(line)
         signed = gradient if sign(line) > 0 else -gradient
         g = signed.add(before.weight, alpha=decay) if decay else signed
         moved = Moved(gradient, line, self._advance(line, g, before.moments), self._rule)
-        if not self._coupled[part]:
+        if not self._coupled[use]:
             return moved, _State(moved.moments, before.weight, before.momentum)
         return moved, _State(moved.moments, *moved.step().forwards(before.weight, before.momentum, g))
 
@@ -177,10 +179,10 @@ class _Chapter:
         except KeyError as entry:  # one that the optimiser has from the beginning
             raise RunError(f"{self._before.path} is not a sound shard: the optimiser's {entry} is missing") from None
 
-    def _gradient(self, blocks: Sequence[Block], part: Part, like: Tensor) -> Tensor:
+    def _gradient(self, blocks: Sequence[Block], use: Use, like: Tensor) -> Tensor:
         """Passes of one factor are summed before it is applied, as clipping does."""
-        factors = [float(block.factors(part)[0]) for block in blocks]
-        products = (block.product(part, self._chosen(block.values)) for block in blocks)
+        factors = [float(block.factors(use)[0]) for block in blocks]
+        products = (block.product(use, self._chosen(block.values)) for block in blocks)
         if len(set(factors)) == 1:
             total = sum(products, start=next(products))
             return total if factors[0] == 1.0 else total * factors[0]

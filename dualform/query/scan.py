@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import NotRecorded
+from dualform.kinds import Keys, kind_of
 from dualform.query.coefficients import ParameterCoefficients, keys_only
-from dualform.query.keys import DenseKeys, Keys, OneHotKeys
 from dualform.query.selection import Selection, decoded
 from dualform.query.stored import StoredKeys, wide, with_keys
-from dualform.store import Layer, Part, Run, Shard
+from dualform.store import Layer, Run, Shard, Use
 from dualform.store.packing import unpack
+from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]
 
@@ -59,15 +60,15 @@ class Slots:
     @property
     def indexed(self) -> bool:
         """Whether every slot says which stored key is its own."""
-        name = f"slots/{self.layer.name}/key_index"
+        name = slot_tensor(self.layer.name, "key_index")
         return bool(self._key_shards) and all(name in shard for shard in self._key_shards)
 
     def scan(self, selection: Selection, since: int = 0) -> Iterator["Block"]:
         """The slots of a selection, from step `since` on. The keys of a block are good until the next one comes."""
         values = self.layer.d_out if self.run.manifest.storage.values else 0
-        size = max(1, _BLOCK_NUMBERS // (self.layer.key_width + values))
+        size = max(1, _BLOCK_NUMBERS // (self.layer.keys.width + values))
         # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
-        room = None if self.layer.one_hot else torch.empty(size, self.layer.d_in, dtype=self.dtype)
+        room = torch.empty(size, self.layer.keys.width, dtype=self.keys.dtype)
         for number, shard in enumerate(self._key_shards):
             if shard.info.last_step <= since or shard.info.first_step >= selection.until:
                 continue
@@ -133,7 +134,6 @@ class Block:
 
     def __init__(self, slots: Slots, piece: _Piece, rows: slice | Array, room: Tensor | None = None) -> None:
         self._of, self._piece, self._rows, self._room = slots, piece, rows, room
-        self._prefix = f"slots/{slots.layer.name}"
         self.wide = slots.dtype
 
     @cached_property
@@ -152,13 +152,13 @@ class Block:
     @cached_property
     def keys(self) -> Keys:
         """(slots, d_in)"""
-        if self._of.layer.one_hot:
-            index = torch.from_numpy(self._piece.shard[f"{self._prefix}/keys"][self._rows, 0].astype(np.int64))
-            return OneHotKeys(index, self._of.layer.d_in)
-        if f"{self._prefix}/key_index" in self._piece.shard:
-            return DenseKeys(self._of.keys.take(self.key_rows))
-        packed = self._piece.shard[f"{self._prefix}/keys"][self._rows]
-        return DenseKeys(self._unpacked(packed, "key", None if self._room is None else self._room[: len(packed)]))
+        layer, shard = self._of.layer, self._piece.shard
+        if slot_tensor(layer.name, "key_index") in shard:
+            return kind_of(layer).keys(layer, self._of.keys.take(self.key_rows))
+        packed = torch.from_numpy(shard[slot_tensor(layer.name, "keys")][self._rows])
+        room = torch.empty(packed.shape, dtype=self._of.keys.dtype) if self._room is None else self._room
+        rows = self._scaled(room[: len(packed)].copy_(packed), "key")
+        return kind_of(layer).keys(layer, rows)
 
     @property
     def visits(self) -> Array:
@@ -169,7 +169,7 @@ class Block:
     @property
     def key_rows(self) -> Array:
         """The number of each slot's key among the stored ones."""
-        name = f"{self._prefix}/key_index"
+        name = slot_tensor(self._of.layer.name, "key_index")
         if name in self._piece.shard:
             return self._piece.shard[name][self._rows]
         return self.slots - self._piece.first_slot + self._piece.first_key
@@ -177,29 +177,30 @@ class Block:
     @cached_property
     def values(self) -> Tensor:
         """(slots, d_out)"""
-        if f"{self._prefix}/values" not in self._piece.shard:
+        layer, shard = self._of.layer, self._piece.shard
+        if slot_tensor(layer.name, "values") not in shard:
             raise NotRecorded(f"{keys_only(self._of.run)}: no values")
-        return self._unpacked(self._piece.shard.values(self._of.layer, self._rows), "value")
+        return self._scaled(torch.from_numpy(shard.values(layer, self._rows)).to(self.wide), "value")
 
-    def _unpacked(self, rows: Array, what: str, room: Tensor | None = None) -> Tensor:
+    def _scaled(self, rows: Tensor, what: str) -> Tensor:
+        """Rows as they were before they were divided by powers of two."""
         exponents = self._piece.shard.exponents(self._of.layer.name, what)
-        packed = torch.from_numpy(rows) if room is None else room.copy_(torch.from_numpy(rows))
-        return unpack(packed, None if exponents is None else exponents[self._rows], self.wide)
+        return rows if exponents is None else unpack(rows, exponents[self._rows], self.wide)
 
-    def product(self, part: Part, values: Tensor) -> Tensor:
-        """What values (slots, units) at these slots add up to in a parameter: E^T X, of a bias the sum of E."""
-        return values.sum(dim=0) if part.columns is None else self.keys.outer(values, slice(*part.columns))
+    def product(self, use: Use, values: Tensor) -> Tensor:
+        """What values (slots, units) at these slots add up to in a parameter: E^T X, (units, width)."""
+        return self.keys.of(use).outer(values)
 
-    def factors(self, part: Part) -> NDArray[np.float64]:
+    def factors(self, use: Use) -> NDArray[np.float64]:
         """How much of each slot's backward pass was in the gradient of this parameter."""
-        column = self._of.layer.trained.index(part)
-        factors: NDArray[np.float64] = self._piece.shard[f"{self._prefix}/factors"][:, column]
+        column, name = self._of.layer.trained.index(use), slot_tensor(self._of.layer.name, "factors")
+        factors: NDArray[np.float64] = self._piece.shard[name][:, column]
         return factors[self._piece.passes[self._rows]]
 
-    def coefficients(self, part: Part, of: ParameterCoefficients) -> NDArray[np.float64]:
+    def coefficients(self, use: Use, of: ParameterCoefficients) -> NDArray[np.float64]:
         """What each slot counts for in this parameter: the step's coefficient times the pass' factor."""
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
-            return of.at(self.steps) * self.factors(part)
+            return of.at(self.steps) * self.factors(use)
 
     def tag(self, name: str) -> Array:
         return decoded(self._piece.shard, self._of.layer.name, name, self._rows)

@@ -14,7 +14,7 @@ from dualform.query.search import Members
 from dualform.query.selection import Selection
 from dualform.query.sketch import Sketches
 from dualform.query.units import Units
-from dualform.store import Part, Run
+from dualform.store import Run, Use
 
 
 class Scope:
@@ -46,16 +46,16 @@ class Scope:
         """Whether the coefficients of a layer are matrices; raises where there are none."""
         return rule_of(self.run, self.run.layers[layer]).elementwise
 
-    def _rebuilt(self, layer: str) -> dict[Part, Rebuilt]:
+    def _rebuilt(self, layer: str) -> dict[Use, Rebuilt]:
         """A layer's parameters from the chosen slots."""
         return rebuild(self.run, self.ledger, self.slots(layer), self.selection, self.run.shards[0])
 
-    def initial(self, layer: str) -> dict[Part, Tensor]:
+    def initial(self, layer: str) -> dict[Use, Tensor]:
         """The part of each parameter that is due to no slot."""
         if self.elementwise(layer):
-            return {part: found.initial for part, found in self.rebuilt(layer).items()}
+            return {use: found.initial for use, found in self.rebuilt(layer).items()}
         described, first = self.run.layers[layer], self.run.shards[0]
-        return {part: initial_part(self.run, first, described, part, self.coefficients) for part in described.parts}
+        return {use: initial_part(self.run, first, described, use, self.coefficients) for use in described.uses}
 
     def _members(self, layer: str, by: By | int | None) -> Members:
         return Members.of(self.slots(layer), self.selection, self.grouping(layer, by))

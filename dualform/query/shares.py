@@ -1,13 +1,13 @@
 """What each group of slots has added to a layer's parameters, all groups in one reading.
 
-    W_g = sum over the slots t of group g of c_t e_t x_t^T        W = initial part + sum_g W_g
+    W_g = sum over the slots t of group g of c_t e_t x_t^T        W = initial use + sum_g W_g
 
 A product of few slots takes nearly as long as one of many. So values are read a block at a time and collected by
 group and key, in which visits to the same key become one row, before keys are read: group by group, in large pieces.
 Under an optimiser that divides elementwise a step is a stretch of its own, for all of it shares one coefficient R_t.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -19,14 +19,15 @@ from torch import Tensor
 
 from dualform.algebra import Adjoint
 from dualform.errors import QueryError, listing
+from dualform.kinds import Keys, kind_of
 from dualform.query.coefficients import Ledger, rule_of
 from dualform.query.groups import By, ByTags, size
-from dualform.query.keys import DenseKeys, Keys, add_by_group
 from dualform.query.rebuild import Coefficients, LongSum, initial_of, initial_part, weighted_values
 from dualform.query.replay import Move, Replay
 from dualform.query.scan import Block, Slots
 from dualform.query.selection import Selection
-from dualform.store import Layer, Part, Run
+from dualform.store import Layer, Run, Use
+from dualform.store.schema import state_tensor
 
 Array = NDArray[Any]
 
@@ -39,10 +40,10 @@ _SUM_BYTES = 12  # of a sum while it is made: in float64, and under some optimis
 
 @dataclass(frozen=True)
 class Share:
-    """A parameter as a map (d_out, d_in), and what each group has added to it."""
+    """A parameter as a map (d_out, width), and what each group has added to it."""
 
     whole: Tensor  # as the view has it, in float64
-    groups: Tensor  # (groups, d_out, d_in), of a bias (groups, d_out); in its own precision, at least float32
+    groups: Tensor  # (groups, d_out, width); in its own precision, at least float32
 
     def added(self, groups: Sequence[int]) -> Tensor:
         """What these groups have added together, in float64."""
@@ -74,8 +75,8 @@ def groups_of(run: Run, by: By) -> ByTags:
 def check_room(run: Run, grouping: ByTags, most_bytes: int) -> None:
     """Raise before any slot is read if all shares, with the sums of the layer at hand, would take more than this."""
     groups = size(grouping)
-    layers = [{part: prod(layer.shape(part)) for part in layer.trained} for layer in run.layers.values()]
-    kept = sum(count * (8 + groups * _kept(run, part).itemsize) for layer in layers for part, count in layer.items())
+    layers = [{use: prod(use.parameter.shape) for use in layer.trained} for layer in run.layers.values()]
+    kept = sum(count * (8 + groups * _kept(run, use).itemsize) for layer in layers for use, count in layer.items())
     needed = kept + groups * _SUM_BYTES * max((sum(layer.values()) for layer in layers), default=0)
     if needed > most_bytes:
         raise QueryError(
@@ -85,30 +86,30 @@ def check_room(run: Run, grouping: ByTags, most_bytes: int) -> None:
         )
 
 
-def _kept(run: Run, part: Part) -> torch.dtype:
+def _kept(run: Run, use: Use) -> torch.dtype:
     """The precision of shares: a parameter's own, but where groups cancel, one below float32 would leave little."""
-    return torch.float64 if run.shards[0].dtype(f"state/parameters/{part.parameter}") == "F64" else torch.float32
+    return torch.float64 if run.shards[0].dtype(state_tensor(use.parameter.name)) == "F64" else torch.float32
 
 
-def shares(run: Run, ledger: Ledger, slots: Slots, selection: Selection, grouping: ByTags) -> dict[Part, Share]:
+def shares(run: Run, ledger: Ledger, slots: Slots, selection: Selection, grouping: ByTags) -> dict[Use, Share]:
     """For each trained parameter of a layer, what the chosen slots of each group have added to it."""
     if rule_of(run, slots.layer).elementwise:
         return _replayed(run, slots.layer, selection, grouping)
     return _summed(run, ledger, slots, selection, grouping)
 
 
-def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, grouping: ByTags) -> dict[Part, Share]:
+def _summed(run: Run, ledger: Ledger, slots: Slots, selection: Selection, grouping: ByTags) -> dict[Use, Share]:
     of, layer = ledger.between(0, selection.until), slots.layer
-    initial = {part: initial_part(run, run.shards[0], layer, part, of) for part in layer.trained}
-    sums = {part: torch.zeros(size(grouping), *one.shape, dtype=torch.float64) for part, one in initial.items()}
+    initial = {use: initial_part(run, run.shards[0], layer, use, of) for use in layer.trained}
+    sums = {use: torch.zeros(size(grouping), *one.shape, dtype=torch.float64) for use, one in initial.items()}
     for stretch in _stretches(slots, selection, grouping):
-        collected = stretch.collect(of, sums)
+        collected = stretch.collect(of)
         for group, rows in stretch.pieces():
-            for some, keys in _keys(slots, stretch.keys[rows]):
-                for part, values in collected.items():
-                    sums[part][group] += keys.outer(values[rows][some], _columns(part))
-    wholes = {part: one + sums[part].sum(dim=0) for part, one in initial.items()}
-    return {part: Share(whole, sums.pop(part).to(_kept(run, part))) for part, whole in wholes.items()}
+            keys = _keys(slots, stretch.keys[rows])
+            for use, values in collected.items():
+                sums[use][group] += keys.of(use).outer(values[rows])
+    wholes = {use: one + sums[use].sum(dim=0) for use, one in initial.items()}
+    return {use: Share(whole, sums.pop(use).to(_kept(run, use))) for use, whole in wholes.items()}
 
 
 class _Stretch:
@@ -119,29 +120,21 @@ class _Stretch:
         self._rows = rows  # group * stored + key, ascending
         self._groups, self.keys = np.divmod(rows, slots.stored)
 
-    def collect(self, of: Coefficients, sums: dict[Part, Tensor]) -> dict[Part, Tensor]:
-        """For each weight c_t e_t, summed over the visits to each row: (rows, d_out).
-
-        Biases need no keys and are added to the sums at once.
-        """
+    def collect(self, of: Coefficients) -> dict[Use, Tensor]:
+        """For each trained use c_t e_t, summed over the visits to each row: (rows, d_out)."""
         layer = self._slots.layer
-        weights = [part for part in layer.trained if part.columns is not None]
-        found = {part: torch.zeros(len(self._rows), layer.d_out, dtype=self._slots.dtype) for part in weights}
+        found = {use: torch.zeros(len(self._rows), layer.d_out, dtype=self._slots.dtype) for use in layer.trained}
         while self._blocks:
             block = self._blocks.pop(0)
             codes = self._grouping.codes(block)
             index = torch.from_numpy(np.searchsorted(self._rows, _rows_of(block, codes, self._slots)))
-            for part in layer.trained:
-                values = weighted_values(block, part, of)
-                if part.columns is None:
-                    add_by_group(sums[part], values, codes)
-                else:
-                    found[part].index_add_(0, index, values)
+            for use in layer.trained:
+                found[use].index_add_(0, index, weighted_values(block, use, of))
         return found
 
     def pieces(self) -> Iterator[tuple[int, slice]]:
         """All rows, some of one group at a time."""
-        most = max(1, _PIECE_NUMBERS // (self._slots.layer.key_width + self._slots.layer.d_out))
+        most = max(1, _PIECE_NUMBERS // (self._slots.layer.keys.width + self._slots.layer.d_out))
         for group, rows in _runs(self._groups):
             for first in range(rows.start, rows.stop, most):
                 yield group, slice(first, min(first + most, rows.stop))
@@ -149,8 +142,7 @@ class _Stretch:
 
 def _stretches(slots: Slots, selection: Selection, grouping: ByTags) -> Iterator[_Stretch]:
     """The chosen slots, in as few stretches as there is room for their rows."""
-    parts = sum(part.columns is not None for part in slots.layer.trained)
-    most = min(_MOST_ROWS, _MOST_BYTES // (parts * slots.layer.d_out * slots.dtype.itemsize))
+    most = min(_MOST_ROWS, _MOST_BYTES // (len(slots.layer.trained) * slots.layer.d_out * slots.dtype.itemsize))
     blocks: list[Block] = []
     rows: Array = np.empty(0, dtype=np.int64)
     for block in slots.scan(selection):
@@ -177,36 +169,29 @@ def _rows_of(block: Block, codes: NDArray[np.int64], slots: Slots) -> Array:
     return codes * slots.stored + block.key_rows
 
 
-def _keys(slots: Slots, numbers: Array) -> Iterable[tuple[slice | Tensor, Keys]]:
-    """Stored keys by their numbers, each with its places among them."""
-    if slots.layer.one_hot:  # every slot has its own
-        return [(torch.from_numpy(places), block.keys) for places, block in slots.at(numbers)]
-    return [(slice(None), DenseKeys(slots.keys.take(numbers)))]
+def _keys(slots: Slots, numbers: Array) -> Keys:
+    """Stored keys by their numbers."""
+    return kind_of(slots.layer).keys(slots.layer, slots.keys.take(numbers))
 
 
-def _columns(part: Part) -> slice:
-    assert part.columns is not None
-    return slice(*part.columns)
-
-
-def _replayed(run: Run, layer: Layer, selection: Selection, grouping: ByTags) -> dict[Part, Share]:
-    adjoints = {part: Adjoint() for part in layer.trained}
-    sums = {part: [LongSum() for _ in range(size(grouping))] for part in layer.trained}
+def _replayed(run: Run, layer: Layer, selection: Selection, grouping: ByTags) -> dict[Use, Share]:
+    adjoints = {use: Adjoint() for use in layer.trained}
+    sums = {use: [LongSum() for _ in range(size(grouping))] for use in layer.trained}
     replay = Replay(run, layer)
     for move in replay.latest_first(selection.until):
         chosen = _OfStep.of(replay.slots, move, selection, grouping)
-        for part, moved in move.parts.items():
-            worth = adjoints[part].back(moved.step())
-            for group, product in chosen.products(part) if chosen else ():
-                sums[part][group].add(worth * product)
+        for use, moved in move.parts.items():
+            worth = adjoints[use].back(moved.step())
+            for group, product in chosen.products(use) if chosen else ():
+                sums[use][group].add(worth * product)
     found = {}
-    for part, adjoint in adjoints.items():
-        whole = initial_of(run, run.shards[0], layer, part, adjoint.weight, adjoint.momentum)
-        groups = torch.zeros(size(grouping), *whole.shape, dtype=_kept(run, part))
-        for group, total in enumerate(one.total for one in sums.pop(part)):
+    for use, adjoint in adjoints.items():
+        whole = initial_of(run, run.shards[0], layer, use, adjoint.weight, adjoint.momentum)
+        groups = torch.zeros(size(grouping), *whole.shape, dtype=_kept(run, use))
+        for group, total in enumerate(one.total for one in sums.pop(use)):
             whole += total
             groups[group] += total
-        found[part] = Share(whole, groups)
+        found[use] = Share(whole, groups)
     return found
 
 
@@ -228,19 +213,17 @@ class _OfStep:
         found, cuts = zip(*_runs(codes[order]), strict=True)
         return cls(block, list(zip(found, cuts, _cut_keys(slots, block, cuts), strict=True)))
 
-    def products(self, part: Part) -> Iterator[tuple[int, Tensor]]:
+    def products(self, use: Use) -> Iterator[tuple[int, Tensor]]:
         """What each group has in the gradient."""
-        values = self.block.values * torch.from_numpy(self.block.factors(part)).to(self.block.wide)[:, None]
+        values = self.block.values * torch.from_numpy(self.block.factors(use)).to(self.block.wide)[:, None]
         for group, rows, keys in self.groups:
-            yield group, values[rows].sum(dim=0) if part.columns is None else keys.outer(values[rows], _columns(part))
+            yield group, keys.of(use).outer(values[rows])
 
 
 def _cut_keys(slots: Slots, block: Block, cuts: Sequence[slice]) -> list[Keys]:
     """Of each cut of a block."""
-    if slots.layer.one_hot:
-        return [keys for cut in cuts for _, keys in _keys(slots, block.key_rows[cut])]
     rows = slots.keys.take(block.key_rows)
-    return [DenseKeys(rows[cut]) for cut in cuts]
+    return [kind_of(slots.layer).keys(slots.layer, rows[cut]) for cut in cuts]
 
 
 def _runs(codes: Array) -> Iterator[tuple[int, slice]]:

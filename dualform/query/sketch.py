@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dualform.kinds import kind_of
 from dualform.query.stored import KeyRows, StoredKeys, wide
 from dualform.store import Run
 
@@ -111,7 +112,7 @@ class Sketches:
 
     def _make(self, layer: str) -> Sketch | None:
         found = self._run.layers[layer]
-        if found.one_hot:
+        if not kind_of(found).vectors:
             return None
         return Sketch.of(StoredKeys(self._run, found, wide(self._run)), found.d_in, self.room)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dualform.store import Layer, Run, Shard
 from dualform.store.packing import TORCH, power_of_two, unpack
+from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]
 
@@ -26,7 +27,7 @@ def wide(run: Run) -> torch.dtype:
 
 def with_keys(run: Run, layer: Layer) -> list[Shard]:
     """The shards that have keys of a layer."""
-    return [shard for _, shard in run.chapters() if f"slots/{layer.name}/keys" in shard]
+    return [shard for _, shard in run.chapters() if slot_tensor(layer.name, "keys") in shard]
 
 
 class KeyRows(Protocol):
@@ -48,26 +49,26 @@ class KeyRows(Protocol):
 
 
 class StoredKeys:
-    """Rows of numbers: an embedding's keys, which are indices, are not asked for here."""
+    """Rows of numbers in a precision of at least float32, or of indices."""
 
     def __init__(self, run: Run, layer: Layer, dtype: torch.dtype) -> None:
-        self._layer, self.dtype = layer, dtype
+        self._layer, self.dtype = layer, torch.int64 if layer.keys.index else dtype
         self._shards = with_keys(run, layer)
-        self._stored = TORCH[run.manifest.storage.dtype]
+        self._stored = torch.int32 if layer.keys.index else TORCH[run.manifest.storage.dtype]
         self.starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])  # of each shard
 
     def __len__(self) -> int:
         return int(self.starts[-1])
 
     def take(self, index: Array) -> Tensor:
-        packed = torch.empty(len(index), self._layer.d_in, dtype=self._stored)
+        packed = torch.empty(len(index), self._layer.keys.width, dtype=self._stored)
         order = np.argsort(index, kind="stable")
         exponents, back = self._gather(index[order], packed), np.argsort(order)
         return unpack(packed[torch.from_numpy(back)], exponents[back], self.dtype)
 
     def weights(self, index: Array, queries: Tensor) -> Tensor:
         found = torch.empty(len(queries), len(index), dtype=queries.dtype)
-        packed = torch.empty(min(_ROWS, len(index)), self._layer.d_in, dtype=self._stored)
+        packed = torch.empty(min(_ROWS, len(index)), self._layer.keys.width, dtype=self._stored)
         wide = torch.empty(packed.shape, dtype=queries.dtype)
         for start in range(0, len(index), _ROWS):
             numbers = index[start : start + _ROWS]
@@ -91,7 +92,7 @@ class StoredKeys:
         return exponents
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        wide = torch.empty(min(_ROWS, len(self)), self._layer.d_in, dtype=self.dtype)
+        wide = torch.empty(min(_ROWS, len(self)), self._layer.keys.width, dtype=self.dtype)
         for number, first in enumerate(self.starts[:-1].tolist()):
             packed, powers = self._shard(number)
             for start in range(0, len(packed), _ROWS):
@@ -104,7 +105,7 @@ class StoredKeys:
     def _shard(self, number: int) -> tuple[Tensor, Array | None]:
         """The packed rows of a shard, and their exponents."""
         shard, layer = self._shards[number], self._layer.name
-        return torch.from_numpy(shard[f"slots/{layer}/keys"]), shard.exponents(layer, "key")
+        return torch.from_numpy(shard[slot_tensor(layer, "keys")]), shard.exponents(layer, "key")
 
 
 def scale(weights: Tensor, exponent: Array) -> None:

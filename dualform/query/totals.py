@@ -35,12 +35,12 @@ class Strengths:
                 f"layer {layer!r} was trained by an optimiser that divides elementwise: a slot has no single "
                 "coefficient to weigh attention by. Ask for layer.contribution(...).total(...) instead"
             )
-        self._part = scope.run.layers[layer].trained[0]
-        self._of = scope.coefficients[self._part.parameter]
+        self._use = scope.run.layers[layer].trained[0]
+        self._of = scope.coefficients[self._use.parameter.name]
 
     def __call__(self, block: Block) -> Tensor:
         """(slots,)"""
-        coefficient = torch.from_numpy(block.coefficients(self._part, self._of)).abs()
+        coefficient = torch.from_numpy(block.coefficients(self._use, self._of)).abs()
         norms: Tensor = torch.linalg.vector_norm(block.values, dim=1)
         return coefficient * norms
 

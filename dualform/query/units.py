@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.kinds import kind_of
 from dualform.query.folds import Best, TotalFold, Visits, best_of_cells
 from dualform.query.groups import Grouping, size
 from dualform.query.scan import Slots
@@ -65,7 +66,7 @@ class Units:
         """Of each combination in the grouping, within the groups of the tags `by`. None if there is no room."""
         layer = slots.layer
         nbytes = size(grouping) * layer.d_in * slots.dtype.itemsize
-        if layer.one_hot or nbytes > room.left:
+        if not kind_of(layer).vectors or nbytes > room.left:
             return None
         keys = SummedKeys(torch.zeros(size(grouping), layer.d_in, dtype=slots.dtype))
         room.take(nbytes, keys)

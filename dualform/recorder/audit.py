@@ -60,7 +60,7 @@ class _Equation:
         self._look, self._numbers = look, numbers
         self._rows = look.probe.slices[part]
         self.layer = look.probe.layer.name
-        self.parameter = look.probe.layer.trained[part].parameter
+        self.parameter = look.probe.layer.trained[part].parameter.name
         self.target = array(look.seen.parts[part])  # (n,)
         found = [
             array(look.passes[n].product[self._rows].reshape(-1)) if n in look.passes else self.target * 0

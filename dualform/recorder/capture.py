@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from dualform.kinds import OnErrors, Probe
 from dualform.recorder.layers import Recorded
-from dualform.recorder.probe import Probe
 from dualform.recorder.tags import Tags, joined
-from dualform.recorder.watch import OnErrors, watch
-from dualform.store import Layer, Rows, Storage
+from dualform.store import Rows, Storage
 from dualform.store.packing import unpack
 
 Array = NDArray[np.float64]
@@ -37,7 +36,7 @@ class Packed(NamedTuple):
 
     def unpacked(self) -> Tensor:
         if not self.rows.is_floating_point():
-            return self.rows  # of one-hot keys, where the 1 is
+            return self.rows  # keys that are indices
         dtype = torch.float64 if self.rows.dtype == torch.float64 else torch.float32
         return unpack(self.rows, self.exponent, dtype)
 
@@ -100,14 +99,14 @@ class Captures:
         recorded: Sequence[Recorded],
         probes: Sequence[Probe],
         tags: Callable[[], Tags],
-        packer: Callable[[Layer, bool], Pack],
+        packer: Callable[[Recorded, bool], Pack],
     ) -> None:
         self._tags, self._packer = tags, packer
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
         self._handles: list[RemovableHandle] = [
-            watch(entry.module, entry.layer, self._on_keys(entry, probe), lasting=True)
+            entry.kind.watch(entry.module, entry.layer, self._on_keys(entry, probe), lasting=True)
             for entry, probe in zip(recorded, probes, strict=True)
         ]
 
@@ -133,9 +132,8 @@ class Captures:
             handle.remove()
 
     def _on_keys(self, entry: Recorded, probe: Probe) -> Callable[[Tensor, torch.dtype, bool], OnErrors | None]:
-        layer, name = entry.layer, entry.layer.name
-        pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
-        padding = getattr(entry.module, "padding_idx", None)
+        kind, module, name = entry.kind, entry.module, entry.layer.name
+        pack_keys, pack_values = (self._packer(entry, values) for values in (False, True))
 
         def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
             if not (self._open and followed):
@@ -145,14 +143,8 @@ class Captures:
             def on_errors(gradient: Tensor) -> None:
                 if not self._open:
                     return
-                values = _rows(gradient, gradient.dtype)
-                if layer.one_hot:
-                    keys = given.detach().reshape(-1, 1)  # (slots, 1): where the 1 is
-                    if padding is not None:  # torch leaves it out of the gradient
-                        values = values.masked_fill(keys == padding, 0.0)
-                else:
-                    # autocast computes the product, and so the gradient, in the output's precision
-                    keys = _rows(given, precision)
+                keys = kind.rows(given, precision)
+                values = kind.errors(module, keys, gradient)
                 capture = Capture(
                     order=order,
                     backward=torch._C._current_graph_task_id(),
@@ -161,24 +153,11 @@ class Captures:
                     values=pack_values(values),
                     precision=gradient.dtype,
                     tags=tags,
-                    leading=tuple(given.shape if layer.one_hot else given.shape[:-1]),
-                    may_repeat=_may_repeat(layer, given),
+                    leading=kind.leading(given),
+                    may_repeat=kind.may_repeat(given),
                 )
                 self._waiting[name].append(capture)
 
             return on_errors
 
         return on_keys
-
-
-def _may_repeat(layer: Layer, given: Tensor) -> bool:
-    """An LSTM's keys hold its state, which is never the same; an embedding's are smaller than a note of repeats."""
-    return layer.kind == "Linear" and not given.requires_grad
-
-
-def _rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """(slots, width), however many leading dimensions there are."""
-    rows = tensor.detach()
-    if rows.dim() != 2:
-        rows = rows.reshape(-1, rows.shape[-1])
-    return rows if rows.dtype == dtype else rows.to(dtype)

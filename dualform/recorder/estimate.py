@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from dualform.store import Column, Manifest
 
 _SMALLEST, _LARGEST = 32 << 20, 256 << 20
-_INDEX = 4  # of a one-hot key
 
 
 @dataclass(frozen=True)
@@ -30,14 +29,7 @@ def chapter_bytes(state: Mapping[str, Column]) -> int:
 
 
 def estimate(manifest: Manifest, state: Mapping[str, Column], steps: int, batch: int) -> Estimate:
-    size = {"float16": 2, "float32": 4, "float64": 8}[manifest.storage.dtype]
-    exponent = 2 if manifest.storage.dtype == "float16" else 0
-    layers = {}
-    for layer in manifest.layers:
-        slot = _INDEX if layer.one_hot else size * layer.d_in + exponent
-        if manifest.storage.values:
-            slot += size * layer.d_out + exponent
-        layers[layer.name] = slot * steps * batch
+    layers = {layer.name: manifest.storage.slot_nbytes(layer) * steps * batch for layer in manifest.layers}
     chapters = 2 + sum(layers.values()) // chapter_bytes(state)
     return Estimate(layers, chapters * _nbytes(state))
 

@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.kinds import Probe
 from dualform.recorder.capture import Capture, Pass
-from dualform.recorder.probe import Probe
 from dualform.recorder.sight import Seen
 
 Array = NDArray[np.float64]

@@ -28,23 +28,24 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import DualformError, NotFinite, ParameterChanged, RecordingError, StorageError
+from dualform.kinds import Probe
 from dualform.recorder import ledger
 from dualform.recorder.arena import Arena
 from dualform.recorder.audit import explain
 from dualform.recorder.capture import Captures, Pack, Packed, Pass, as_rows
 from dualform.recorder.estimate import Estimate, chapter_bytes, estimate
-from dualform.recorder.layers import plan
+from dualform.recorder.layers import Recorded, plan
 from dualform.recorder.look import Explained, Look
 from dualform.recorder.merge import Merger
-from dualform.recorder.probe import Probe
 from dualform.recorder.resume import go_on
 from dualform.recorder.sight import Sight, see
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
 from dualform.recorder.taken import Taken, Waiting
-from dualform.store import DTYPES, Layer, Manifest, Rows, RunWriter, StepRecord, Storage
+from dualform.store import Manifest, Rows, RunWriter, StepRecord, Storage
 from dualform.store.document import parsed
 from dualform.store.packing import TORCH, pack
+from dualform.store.schema import PRECISIONS
 
 _NO_TAGS = Tags({})
 _SEED = 20220211  # any number will do, as long as it stays the same
@@ -80,16 +81,17 @@ class Recorder:
         # Random numbers of its own: recording must not change the user's. The same for every run: one that
         # was interrupted must measure what an uninterrupted one would.
         generator = torch.Generator().manual_seed(_SEED)
-        self._probes = [Probe(entry.layer, generator) for entry in chosen.recorded]
+        self._probes = [Probe(entry.kind, entry.layer, generator) for entry in chosen.recorded]
         every = list(zip(self._recorded, self._probes, strict=True))
         self._layers_of = [
-            [one for one in every if one[0].layer.trained[0].optimizer == index] for index in range(len(optimizers))
+            [one for one in every if one[0].layer.trained[0].parameter.optimizer == index]
+            for index in range(len(optimizers))
         ]
         self._unseen = dict.fromkeys(self.layers, float("nan"))  # residuals, of layers that are not stepped
         self._idle = {  # the ledger lines of parameters that another optimiser steps
-            part.parameter: [0.0] * (1 + len(self._manifest.optimizers[part.optimizer or 0].columns))
-            for layer in self._manifest.layers
-            for part in layer.trained
+            parameter.name: [0.0] * (1 + len(self._manifest.optimizers[parameter.optimizer].columns))
+            for parameter in self._manifest.parameters
+            if parameter.optimizer is not None
         }
 
     # The user's side
@@ -237,7 +239,7 @@ class Recorder:
             if sight.seen.stepped:
                 looks.append(Look(probe, sight.seen, passes))
             for part in sight.seen.idle:
-                self._lines[entry.layer.trained[part].parameter][0] = 0.0
+                self._lines[entry.layer.trained[part].parameter.name][0] = 0.0
         return looks
 
     def _settle(self) -> None:
@@ -274,8 +276,8 @@ class Recorder:
     def _parameters(self, index: int) -> Iterable[tuple[str, Tensor]]:
         """The recorded parameters that an optimiser steps, by name."""
         for entry, _ in self._layers_of[index]:
-            for part, parameter in zip(entry.layer.trained, entry.trained(), strict=True):
-                yield part.parameter, parameter
+            for use, parameter in zip(entry.layer.trained, entry.trained(), strict=True):
+                yield use.parameter.name, parameter
 
     def _fingerprint(self) -> tuple[str, Tensor]:
         """A row of a recorded weight, another weight and row each step.
@@ -285,7 +287,7 @@ class Recorder:
         """
         entry = self._recorded[self.steps % len(self._recorded)]
         weight = entry.trained()[0].detach()
-        return entry.layer.trained[0].parameter, weight[(_SEED + 31 * self.steps) % weight.shape[0]]
+        return entry.layer.trained[0].parameter.name, weight[(_SEED + 31 * self.steps) % weight.shape[0]]
 
     def _check_unchanged(self) -> None:
         name, now = self._fingerprint()
@@ -304,14 +306,15 @@ class Recorder:
 
     # Tags, memory, and the state of the recorder itself
 
-    def _packer(self, layer: Layer, values: bool) -> Pack:
+    def _packer(self, entry: Recorded, values: bool) -> Pack:
         """What packs the keys or the values of a layer."""
         if self._merger or (values and not self._storage.values):
             return lambda rows: Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
-        if layer.one_hot and not values:
-            room = self._arena.room(1, torch.int32)
+        keys = entry.layer.keys
+        if keys.index and not values:
+            room = self._arena.room(keys.width, torch.int32)
             return lambda rows: Packed(room.empty(len(rows)).copy_(rows), None)
-        room = self._arena.room(layer.d_out if values else layer.d_in, TORCH[self._storage.dtype])
+        room = self._arena.room(entry.layer.d_out if values else keys.width, TORCH[self._storage.dtype])
         return lambda rows: Packed(*pack(rows, room.empty(len(rows)), alike=not values))
 
     def _seal(self) -> None:
@@ -374,8 +377,8 @@ def record(
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     values = values and merge is None
     dtype = _usual_dtype(optimizers, values) if dtype is None else dtype
-    if dtype not in DTYPES:
-        raise RecordingError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
+    if dtype not in PRECISIONS:
+        raise RecordingError(f"dtype must be one of {', '.join(PRECISIONS)}, not {dtype!r}")
     try:
         about = parsed(json.dumps(about or {}))  # as it will be read
     except (TypeError, ValueError, RecursionError) as error:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import CannotResume
 from dualform.store import Column, Manifest, Resumption, RunWriter, Shard
+from dualform.store.schema import STATE
 
 Array = NDArray[Any]
 
@@ -49,8 +50,8 @@ def _words(what: Any) -> str:
 
 def _check_restored(snapshot: Shard, state: Mapping[str, Column], manifest: Manifest) -> None:
     """Compare a model and its optimisers with how the run left them; raises with the layer and the distance."""
-    names = (name.removeprefix("state/") for name in snapshot.names("state/"))
-    there = {name: (snapshot.dtype(f"state/{name}"), snapshot[f"state/{name}"]) for name in names if _compared(name)}
+    stored = {name.removeprefix(STATE): name for name in snapshot.names(STATE)}
+    there = {short: (snapshot.dtype(name), snapshot[name]) for short, name in stored.items() if _compared(short)}
     given = {name: (column.name_of_dtype, column.blocks[0]) for name, column in state.items() if _compared(name)}
     for name in sorted({*there, *given}, key=_weights_first):
         fault = _fault(there.get(name), given.get(name))
@@ -101,5 +102,5 @@ def _in_words(name: str, manifest: Manifest) -> str:
     if kind == "optimizers":
         owned, _, entry = rest.partition("/")[2].rpartition("/")
         parameter, what = owned, f"the optimiser's {entry} of"
-    layer = next((one.name for one in manifest.layers for part in one.parts if part.parameter == parameter), None)
+    layer = next((one.name for one in manifest.layers for use in one.uses if use.parameter.name == parameter), None)
     return f"{'' if layer is None else f'layer {layer!r}: '}{what} {parameter!r}"

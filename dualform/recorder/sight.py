@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.kinds import Probe
 from dualform.recorder.layers import Recorded
-from dualform.recorder.probe import Probe
 
 
 class Seen(NamedTuple):
     """What a probe made of a layer's gradients, in memory of its own."""
 
-    parts: Sequence[Tensor]  # of each trained part, flat
-    stepped: Sequence[int]  # which trained parts have a gradient at all,
+    parts: Sequence[Tensor]  # of each trained use, flat
+    stepped: Sequence[int]  # which trained uses have a gradient at all,
     idle: Sequence[int]  # and which have none
     eps: float  # of the gradients' precision, at least float32's
 
@@ -31,7 +31,7 @@ class Sight(NamedTuple):
     """What was seen, and of which gradients."""
 
     seen: Seen
-    parameters: Sequence[Tensor]  # of each trained part
+    parameters: Sequence[Tensor]  # of each trained use
     gradients: Sequence[Tensor | None]
     versions: Sequence[int]
 
@@ -54,9 +54,11 @@ def see(entry: Recorded, probe: Probe, step: int) -> Sight:
         torch.zeros_like(parameter) if gradient is None else gradient
         for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
-    for part, gradient in zip(entry.layer.trained, known, strict=True):
+    for use, gradient in zip(entry.layer.trained, known, strict=True):
         if gradient.layout != torch.strided:
-            raise RecordingError(f"step {step}: the gradient of {part.parameter!r} is sparse, which is not supported")
+            raise RecordingError(
+                f"step {step}: the gradient of {use.parameter.name!r} is sparse, which is not supported"
+            )
     eps = _EPS.get(known[0].dtype, _EPS[torch.float32])
     with torch.no_grad():
         seen = Seen(probe.of_gradients(known), stepped, idle, eps)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.store.format import RESERVED
+from dualform.store.schema import RESERVED
 
 Array = NDArray[Any]
 

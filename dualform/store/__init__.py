@@ -3,18 +3,18 @@
 from dualform.store.chapter import Rows, StepRecord
 from dualform.store.directory import Resumption, claim
 from dualform.store.files import Column
-from dualform.store.format import DTYPES, Layer, Manifest, Optimizer, Part, Storage, clean_name
 from dualform.store.reader import Run, Shard
+from dualform.store.schema import KeyLayout, Layer, Manifest, Optimizer, Parameter, Storage, Use, clean_name
 from dualform.store.summary import summary, summary_lines
 from dualform.store.writer import RunWriter
 
 __all__ = [
-    "DTYPES",
     "Column",
+    "KeyLayout",
     "Layer",
     "Manifest",
     "Optimizer",
-    "Part",
+    "Parameter",
     "Resumption",
     "Rows",
     "Run",
@@ -22,6 +22,7 @@ __all__ = [
     "Shard",
     "StepRecord",
     "Storage",
+    "Use",
     "claim",
     "clean_name",
     "summary",

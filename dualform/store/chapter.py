@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.files import Column, neighbours_joined
+from dualform.store.schema import audit_tensor, ledger_tensor, slot_tensor
 from dualform.store.zeros import without_zeros
 
 Array = NDArray[Any]
@@ -69,10 +70,10 @@ class Chapter:
         if self.steps:
             for parameter in self.steps[0].ledger:
                 lines = np.array([step.ledger[parameter] for step in self.steps], dtype=np.float64)
-                columns[f"ledger/{parameter}"] = Column([lines])  # (steps, 1 + columns)
+                columns[ledger_tensor(parameter)] = Column([lines])  # (steps, 1 + columns)
             for layer in self.steps[0].residual:
                 residual = np.array([step.residual[layer] for step in self.steps], dtype=np.float32)
-                columns[f"audit/{layer}"] = Column([residual])  # (steps,)
+                columns[audit_tensor(layer)] = Column([residual])  # (steps,)
         return columns
 
     def passes(self, layer: str) -> list[tuple[int, Rows]]:
@@ -99,7 +100,7 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     visits = [rows.visits for _, rows in passes if rows.visits is not None]
     if visits:
         columns["visits"] = Column([np.concatenate(visits)])
-    return {f"slots/{layer}/{name}": column for name, column in columns.items()}
+    return {slot_tensor(layer, name): column for name, column in columns.items()}
 
 
 def _value_columns(values: list[Array]) -> dict[str, Column]:

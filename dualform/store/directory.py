@@ -9,9 +9,9 @@ from pathlib import Path
 
 from dualform.errors import CannotResume, RunError, RunExists, StorageError, listing
 from dualform.store.files import TEMPORARY, flush_directory, make_directory
-from dualform.store.format import LOCK, MANIFEST, shard_name
 from dualform.store.lock import Lock
 from dualform.store.reader import Run, Shard, read_manifest
+from dualform.store.schema import LOCK, MANIFEST, shard_name
 
 _SHARD = re.compile(r"shard-(\d{6,})\.safetensors(\.tmp)?")
 

@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dualform.errors import StorageError
-from dualform.store.format import ShardInfo, header_digest
+from dualform.store.schema import ShardInfo, header_digest
 
 if sys.platform != "win32":
     import fcntl

@@ -12,7 +12,7 @@ from time import sleep
 from weakref import WeakSet
 
 from dualform.errors import RunExists, StorageError
-from dualform.store.format import LOCK
+from dualform.store.schema import LOCK
 
 _TRIES, _PAUSE = 5, 0.05  # seconds
 

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.store.format import EXPONENTS
+from dualform.store.schema import EXPONENTS
 
 Exponents = NDArray[np.int16]
 

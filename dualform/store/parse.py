@@ -1,11 +1,23 @@
 """Manifests and the info of shards, read back: whole and of one piece, or a RunError that names the file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from dualform.errors import RunError
 from dualform.store.document import Document, parsed
-from dualform.store.format import DTYPES, KINDS, VERSION, Layer, Manifest, Optimizer, Part, ShardInfo, Storage, checksum
+from dualform.store.schema import (
+    PRECISIONS,
+    VERSION,
+    KeyLayout,
+    Layer,
+    Manifest,
+    Optimizer,
+    Parameter,
+    ShardInfo,
+    Storage,
+    Use,
+    checksum,
+)
 
 
 def manifest_from_json(text: str, where: str) -> Manifest:
@@ -44,33 +56,37 @@ def _manifest(content: Any, where: str) -> Manifest:
         raise RunError(f"{where} was damaged or edited: its checksum does not fit")
     del content["format"], content["version"]
     entry = Document(content, "the manifest")
+    parameters = [_parameter(Document(one, "a parameter")) for one in entry.list("parameters")]
+    by_name = {parameter.name: parameter for parameter in parameters}
     manifest = Manifest(
         run=entry.text("run"),
         created=entry.text("created"),
         software=entry.text("software"),
         storage=_storage(Document(entry.object("storage"), "storage")),
         optimizers=tuple(_optimizer(Document(one, "an optimizer")) for one in entry.list("optimizers")),
-        layers=tuple(_layer(Document(one, "a layer")) for one in entry.list("layers")),
+        layers=tuple(_layer(Document(one, "a layer"), by_name) for one in entry.list("layers")),
         about=entry.object("about"),
     )
     entry.end()
+    if len(by_name) < len(parameters) or {*by_name.values()} != {*manifest.parameters}:
+        raise ValueError("its parameters do not have names of their own, or are not used")
     _check_layers(manifest)
     return manifest
 
 
 def _check_version(version: Any, where: str) -> None:
-    """Only this version is read, and of a newer one it is said what to do."""
-    if type(version) is not int or version != VERSION:  # 1.0 and true are equal to 1, and not what we write
-        raise RunError(
-            f"{where} has format version {version!r}, this dualform reads {VERSION}: "
-            "upgrade with pip install --upgrade dualform"
-        )
+    """Only this version is read; of another one it is said what to do."""
+    if type(version) is int and version == VERSION:  # 2.0 is equal to 2, and not what we write
+        return
+    older = type(version) is int and 0 < version < VERSION
+    remedy = "recorded by an older dualform: record again" if older else "upgrade with pip install --upgrade dualform"
+    raise RunError(f"{where} has format version {version!r}, this dualform reads {VERSION}: {remedy}")
 
 
 def _storage(entry: Document) -> Storage:
     storage = Storage(entry.text("dtype"), entry.flag("values"), entry.text_or_none("merge"))
     entry.end()
-    if storage.dtype not in DTYPES or (storage.values and storage.merge is not None):
+    if storage.dtype not in PRECISIONS or (storage.values and storage.merge is not None):
         raise ValueError(f"nothing is stored like this: {storage}")
     return storage
 
@@ -81,43 +97,48 @@ def _optimizer(entry: Document) -> Optimizer:
     return optimizer
 
 
-def _layer(entry: Document) -> Layer:
-    parts = tuple(_part(Document(one, "a part")) for one in entry.list("parts"))
-    layer = Layer(entry.text("name"), entry.text("kind"), entry.count("d_in", 1), entry.count("d_out", 1), parts)
+def _parameter(entry: Document) -> Parameter:
+    name, shape, optimizer = entry.text("name"), entry.list("shape"), entry.count_or_none("optimizer")
+    entry.end()
+    if not all(type(size) is int and size > 0 for size in shape):
+        raise ValueError(f"the shape of parameter {name!r} is not one: {shape}")
+    return Parameter(name, tuple(shape), optimizer)
+
+
+def _layer(entry: Document, parameters: Mapping[str, Parameter]) -> Layer:
+    uses = tuple(_use(Document(one, "a use"), parameters) for one in entry.list("uses"))
+    keys = _keys(Document(entry.object("keys"), "keys"))
+    layer = Layer(entry.text("name"), entry.text("kind"), entry.count("d_in", 1), entry.count("d_out", 1), keys, uses)
     entry.end()
     return layer
 
 
-def _part(entry: Document) -> Part:
+def _keys(entry: Document) -> KeyLayout:
+    keys = KeyLayout(entry.count("width", 1), entry.flag("index"))
+    entry.end()
+    return keys
+
+
+def _use(entry: Document, parameters: Mapping[str, Parameter]) -> Use:
     columns = None if entry.is_none("columns") else entry.list("columns")
     if columns is not None and not (len(columns) == 2 and all(type(one) is int for one in columns)):
-        raise ValueError(f"the columns of a part are not two whole numbers: {columns}")
-    part = Part(
-        entry.text("parameter"), None if columns is None else (columns[0], columns[1]), entry.count_or_none("optimizer")
-    )
+        raise ValueError(f"the columns of a use are not two whole numbers: {columns}")
+    name = entry.text("parameter")
     entry.end()
-    return part
+    if name not in parameters:
+        raise ValueError(f"parameter {name!r} is used, and not described")
+    return Use(parameters[name], None if columns is None else (columns[0], columns[1]))
 
 
 def _check_layers(manifest: Manifest) -> None:
-    """What the rest of the code takes for granted."""
+    """What the rest of the code takes for granted of any layer. Whether it is one of its kind, the kinds tell."""
     names = [layer.name for layer in manifest.layers]
-    parameters = [part.parameter for layer in manifest.layers for part in layer.parts]
-    if not names or len({*names}) < len(names) or len({*parameters}) < len(parameters):
-        raise ValueError("its layers and parameters do not have names of their own")
+    if not names or len({*names}) < len(names):
+        raise ValueError("its layers do not have names of their own")
     for layer in manifest.layers:
-        weights = [part for part in layer.parts if part.columns is not None]
-        owners = {part.optimizer for part in layer.trained}
-        whole = _side_by_side([part.columns for part in weights if part.columns]) == (0, layer.d_in)
-        if layer.one_hot:
-            whole = [part.columns for part in layer.parts] == [(0, layer.d_in)]
-        known = layer.kind in KINDS and all(o is not None and o < len(manifest.optimizers) for o in owners)
-        if not (known and whole and len(owners) == 1 and layer.parts[0] in weights and layer.parts[0].trained):
+        owners = {use.parameter.optimizer for use in layer.trained}
+        known = all(o is not None and o < len(manifest.optimizers) for o in owners)
+        inside = all(0 <= use.columns[0] < use.columns[1] <= layer.d_in for use in layer.uses if use.columns)
+        own = len({use.parameter for use in layer.uses}) == len(layer.uses)
+        if not (known and inside and own and len(owners) == 1 and layer.uses[0].trained):
             raise ValueError(f"layer {layer.name!r} is not one that can be recorded")
-
-
-def _side_by_side(columns: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
-    """From where to where these go, one after the other; None: they leave gaps, overlap or are empty."""
-    lows, highs = [low for low, _ in columns], [high for _, high in columns]
-    whole = bool(columns) and lows[1:] == highs[:-1] and all(low < high for low, high in columns)
-    return (lows[0], highs[-1]) if whole else None

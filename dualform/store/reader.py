@@ -18,8 +18,20 @@ from safetensors import SafetensorError, safe_open
 from dualform.errors import RunError
 from dualform.store.ahead import WORTH, Checksum
 from dualform.store.document import parsed, printable
-from dualform.store.format import EXPONENTS, MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
+from dualform.store.schema import (
+    EXPONENTS,
+    MANIFEST,
+    SLOTS,
+    STATE,
+    Layer,
+    Manifest,
+    header_digest,
+    ledger_tensor,
+    shard_name,
+    slot_tensor,
+    tag_tensor,
+)
 from dualform.store.sound import check_contents
 from dualform.store.zeros import stored_counts, with_zeros
 
@@ -99,7 +111,7 @@ class Shard:
                 "remove it and those after it: what comes before is a run"
             )
         self._checked.add(name)
-        if self.following is not None and name.startswith("slots/"):  # of a state, mostly one alone is asked for
+        if self.following is not None and name.startswith(SLOTS):  # of a state, mostly one alone is asked for
             self.following.expect(name)
 
     def expect(self, name: str) -> None:
@@ -123,44 +135,46 @@ class Shard:
 
     @property
     def has_state(self) -> bool:
-        return any(name.startswith("state/") for name in self._tensors)
+        return any(name.startswith(STATE) for name in self._tensors)
 
     @property
     def state_nbytes(self) -> int:
-        spans = (self._tensors[name]["data_offsets"] for name in self.names("state/"))
+        spans = (self._tensors[name]["data_offsets"] for name in self.names(STATE))
         return sum(end - begin for begin, end in spans)
 
     def slots(self, layer: str) -> int:
         """How many slots of a layer there are."""
-        return self._rows(f"slots/{layer}/key_index") if f"slots/{layer}/key_index" in self else self.key_rows(layer)
+        index = slot_tensor(layer, "key_index")
+        return self._rows(index) if index in self else self.key_rows(layer)
 
     def key_rows(self, layer: str) -> int:
         """How many keys of a layer are stored here."""
-        return self._rows(f"slots/{layer}/keys")
+        return self._rows(slot_tensor(layer, "keys"))
 
     def _rows(self, name: str) -> int:
         return int(self._tensors[name]["shape"][0]) if name in self else 0
 
     def passes(self, layer: str) -> tuple[Array, Array]:
         """Of each backward pass through a layer its step, and how many slots it has."""
-        steps, rows = self[f"slots/{layer}/pass_step"], self[f"slots/{layer}/pass_rows"]
-        slots = self.slots(layer)
-        self._check_within(steps, self.info.first_step, self.info.last_step, f"slots/{layer}/pass_step")
-        self._check_within(rows, 1, slots + 1, f"slots/{layer}/pass_rows")
+        of_steps, of_rows = slot_tensor(layer, "pass_step"), slot_tensor(layer, "pass_rows")
+        steps, rows, slots = self[of_steps], self[of_rows], self.slots(layer)
+        self._check_within(steps, self.info.first_step, self.info.last_step, of_steps)
+        self._check_within(rows, 1, slots + 1, of_rows)
         if rows.sum() != slots or (np.diff(steps) < 0).any():
             raise RunError(f"{self.path} is not a sound shard: the passes of {layer} do not add up to its slots")
         return steps, rows
 
     def check_indices(self, layer: Layer, stored: int) -> None:
-        """Check what points elsewhere: the keys of slots, of which `stored` are there, and the ones of one-hot keys."""
-        if f"slots/{layer.name}/key_index" in self:
-            self._check_within(self[f"slots/{layer.name}/key_index"], 0, stored, f"slots/{layer.name}/key_index")
-        if layer.one_hot:
-            self._check_within(self[f"slots/{layer.name}/keys"], 0, layer.d_in, f"slots/{layer.name}/keys")
+        """Check what points elsewhere: the keys of slots, of which `stored` are there, and keys that are indices."""
+        index, keys = slot_tensor(layer.name, "key_index"), slot_tensor(layer.name, "keys")
+        if index in self:
+            self._check_within(self[index], 0, stored, index)
+        if layer.keys.index:
+            self._check_within(self[keys], 0, layer.d_in, keys)
 
     def values(self, layer: Layer, rows: slice | Array) -> Array:
         """Some rows of a layer's values, with their zeros if those were left out: (rows, d_out)."""
-        entries, name = self[f"slots/{layer.name}/values"], f"slots/{layer.name}/value_mask"
+        entries, name = self[slot_tensor(layer.name, "values")], slot_tensor(layer.name, "value_mask")
         if name not in self:
             return entries[rows]
         starts, bits = self._value_starts(layer), self[name][rows]
@@ -173,20 +187,20 @@ class Shard:
 
     def _value_starts(self, layer: Layer) -> NDArray[np.int64]:
         """Where the stored entries of each row of values begin, and where the last ones end: (slots + 1,)."""
-        name = f"slots/{layer.name}/value_mask"
+        name = slot_tensor(layer.name, "value_mask")
         if name not in self._starts:
             try:
                 ends = np.cumsum(stored_counts(self[name], layer.d_out))
             except ValueError as error:
                 raise RunError(f"{self.path} is not a sound shard: {name}: {error}") from None
-            if ends[-1] != len(self[f"slots/{layer.name}/values"]):
+            if ends[-1] != len(self[slot_tensor(layer.name, "values")]):
                 raise RunError(f"{self.path} is not a sound shard: {name} does not add up to the values")
             self._starts[name] = np.concatenate([[0], ends])
         return self._starts[name]
 
     def exponents(self, layer: str, of: str) -> Array | None:
         """The power of two that each row of `key` or `value` was divided by; None: they are as they were."""
-        name = f"slots/{layer}/{of}_exponent"
+        name = slot_tensor(layer, f"{of}_exponent")
         if name not in self:
             return None
         self._check_within(self[name], EXPONENTS.start, EXPONENTS.stop, name)
@@ -194,7 +208,7 @@ class Shard:
 
     def visits(self, layer: str) -> Array | None:
         """How many slots each of a merged memory is the sum of."""
-        name = f"slots/{layer}/visits"
+        name = slot_tensor(layer, "visits")
         if name not in self:
             return None
         self._check_within(self[name], 1, _MOST_VISITS, name)
@@ -202,7 +216,7 @@ class Shard:
 
     def tag(self, layer: str, tag: str) -> Array:
         """A tag's column, strings as their codes: `strings` has the texts."""
-        name = f"tags/{layer}/{tag}"
+        name = tag_tensor(layer, tag)
         column = self[name]
         if self.info.tags[tag] == "string":
             self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), name)
@@ -310,7 +324,7 @@ class Run:
 
     def ledger(self, parameter: str) -> NDArray[np.float64]:
         """All ledger lines of a parameter: (steps, 1 + columns)."""
-        lines = [shard[f"ledger/{parameter}"] for _, shard in self.chapters()]
+        lines = [shard[ledger_tensor(parameter)] for _, shard in self.chapters()]
         return np.concatenate(lines) if lines else np.empty((0, 0))
 
     def snapshot(self, step: int) -> Shard:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dualform.store.chapter import Rows
 from dualform.store.files import Column, neighbours_joined
+from dualform.store.schema import slot_tensor
 
 _MOST = 1 << 20  # rows remembered per layer, 24 MB; beyond it only if repeats are common
 _RARE = 1 / 8  # share of repeats below which a full table is given up
@@ -48,7 +49,7 @@ class KeyPool:
             if exponents:
                 columns["key_exponent"] = columns["key_exponent"][new]
         found = {"keys": Column(keys), **{name: Column([array]) for name, array in columns.items()}}
-        return {f"slots/{layer}/{name}": column for name, column in found.items()}
+        return {slot_tensor(layer, name): column for name, column in found.items()}
 
     def recall(self, keys: Array, exponents: Array | None, slots: int | None) -> None:
         """Know a sealed shard's key rows again when a run goes on; `slots` had an index into them, None: none had."""

@@ -7,10 +7,24 @@ whoever reads a shard may take its shapes for granted. What the numbers in it sa
 from collections.abc import Mapping
 from typing import Any
 
-from dualform.store.format import RESERVED, Layer, Manifest, ShardInfo, Storage
+from dualform.store.schema import (
+    RESERVED,
+    STATE,
+    STATE_BUFFERS,
+    STATE_OPTIMIZERS,
+    STATE_PARAMETERS,
+    Layer,
+    Manifest,
+    ShardInfo,
+    Storage,
+    audit_tensor,
+    ledger_tensor,
+    slot_tensor,
+    state_tensor,
+    tag_tensor,
+)
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
-_STORED = {"float64": "F64", "float32": "F32", "float16": "F16"}
 _TAGS = {
     "int": ("I64", "I32", "I16", "I8"),
     "string": ("I64", "I32", "I16", "I8"),
@@ -26,17 +40,16 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     _check_tags(info)
     table = _Table(tensors)
     steps = info.last_step - info.first_step
-    for layer in manifest.layers:
-        if steps:
-            _take_steps(table, manifest, layer, steps)
-        if steps and f"slots/{layer.name}/keys" in table:
+    if steps:
+        _take_steps(table, manifest, steps)
+    for layer in manifest.layers if steps else ():
+        if slot_tensor(layer.name, "keys") in table:
             slots = _take_slots(table, layer, manifest.storage)
             _take_tags(table, layer, info, slots)
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
-        if table.with_state:
-            for part in layer.parts:
-                table.take(f"state/parameters/{part.parameter}", _FLOATS, layer.shape(part))
+    for parameter in manifest.parameters if table.with_state else ():
+        table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
     table.end()
 
 
@@ -53,7 +66,7 @@ class _Table:
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
         self._left = {name: self._entry(name, entry) for name, entry in tensors.items()}
-        self.with_state = any(name.startswith("state/") for name in self._left)
+        self.with_state = any(name.startswith(STATE) for name in self._left)
 
     @staticmethod
     def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...]]:
@@ -82,50 +95,56 @@ class _Table:
     def end(self) -> None:
         """Of the state anything else may be left: other parameters, buffers, an optimiser's own."""
         for name in self._left:
-            if not name.startswith(("state/parameters/", "state/buffers/", "state/optimizers/")):
+            if not name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS)):
                 raise ValueError(f"{name} does not belong there")
 
 
-def _take_steps(table: _Table, manifest: Manifest, layer: Layer, steps: int) -> None:
-    table.take(f"audit/{layer.name}", ("F32",), (steps,))
-    for part in layer.trained:
-        columns = len(manifest.optimizers[part.optimizer or 0].columns)
-        table.take(f"ledger/{part.parameter}", ("F64",), (steps, 1 + columns))
+def _take_steps(table: _Table, manifest: Manifest, steps: int) -> None:
+    for layer in manifest.layers:
+        table.take(audit_tensor(layer.name), ("F32",), (steps,))
+    for parameter in manifest.parameters:
+        if parameter.optimizer is not None:
+            columns = len(manifest.optimizers[parameter.optimizer].columns)
+            table.take(ledger_tensor(parameter.name), ("F64",), (steps, 1 + columns))
 
 
 def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
     """Everything about a layer's slots but their tags; returns how many there are."""
-    prefix = f"slots/{layer.name}"
-    rows, passes = table.rows(f"{prefix}/keys"), table.rows(f"{prefix}/pass_step")
-    slots = rows
-    if f"{prefix}/key_index" in table and not layer.one_hot:
-        slots = table.rows(f"{prefix}/key_index")
-        table.take(f"{prefix}/key_index", ("I64",), (slots,))
-    scaled, dtype = storage.dtype == "float16", (_STORED[storage.dtype],)
+
+    def take(column: str, dtypes: tuple[str, ...], *shape: int) -> None:
+        table.take(slot_tensor(layer.name, column), dtypes, shape)
+
+    def rows_of(column: str) -> int:
+        return table.rows(slot_tensor(layer.name, column))
+
+    stored, passes, precision = rows_of("keys"), rows_of("pass_step"), storage.precision
+    slots = stored
+    if slot_tensor(layer.name, "key_index") in table and not layer.keys.index:
+        slots = rows_of("key_index")
+        take("key_index", ("I64",), slots)
     if not slots:
-        raise ValueError(f"{prefix} is there without a slot")
-    table.take(f"{prefix}/pass_step", ("I64",), (passes,))
-    table.take(f"{prefix}/pass_rows", ("I64",), (passes,))
-    table.take(f"{prefix}/factors", ("F64",), (passes, 0 if storage.merge else len(layer.trained)))
-    table.take(f"{prefix}/keys", ("I32",) if layer.one_hot else dtype, (rows, layer.key_width))
-    if scaled and not layer.one_hot:
-        table.take(f"{prefix}/key_exponent", ("I16",), (rows,))
-    if storage.values:
-        shape: tuple[int, ...] = (slots, layer.d_out)
-        if f"{prefix}/value_mask" in table:
-            table.take(f"{prefix}/value_mask", ("U8",), (slots, -(-layer.d_out // 8)))
-            shape = (table.rows(f"{prefix}/values"),)
-        table.take(f"{prefix}/values", dtype, shape)
-    if storage.values and scaled:
-        table.take(f"{prefix}/value_exponent", ("I16",), (slots,))
+        raise ValueError(f"{slot_tensor(layer.name, 'keys')} is there without a slot")
+    take("pass_step", ("I64",), passes)
+    take("pass_rows", ("I64",), passes)
+    take("factors", ("F64",), passes, 0 if storage.merge else len(layer.trained))
+    take("keys", ("I32",) if layer.keys.index else (precision.code,), stored, layer.keys.width)
+    if precision.scaled and not layer.keys.index:
+        take("key_exponent", ("I16",), stored)
     if storage.merge is not None:
-        table.take(f"{prefix}/visits", ("I64",), (slots,))
+        take("visits", ("I64",), slots)
+    if storage.values and slot_tensor(layer.name, "value_mask") in table:
+        take("value_mask", ("U8",), slots, -(-layer.d_out // 8))
+        take("values", (precision.code,), rows_of("values"))
+    elif storage.values:
+        take("values", (precision.code,), slots, layer.d_out)
+    if storage.values and precision.scaled:
+        take("value_exponent", ("I16",), slots)
     return slots
 
 
 def _take_tags(table: _Table, layer: Layer, info: ShardInfo, slots: int) -> None:
     for tag, kind in info.tags.items():
-        table.take(f"tags/{layer.name}/{tag}", _TAGS[kind], (slots,))
+        table.take(tag_tensor(layer.name, tag), _TAGS[kind], (slots,))
         texts = info.strings.get(f"{layer.name}/{tag}")
         if kind == "string" and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
             raise ValueError(f"the texts of tag {tag!r} are missing")

@@ -18,11 +18,11 @@ from dualform.errors import DualformError, StorageError
 from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_column
 from dualform.store.directory import claim
 from dualform.store.files import Column, write_atomically, write_shard
-from dualform.store.format import MANIFEST, Layer, Manifest, ShardInfo, shard_name
 from dualform.store.lock import Lock
 from dualform.store.parse import manifest_from_json
 from dualform.store.reader import Shard
 from dualform.store.repeats import KeyPool
+from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor, tag_tensor
 from dualform.store.sound import check_contents
 
 _LONGEST = 60.0  # seconds of training that a crash may cost at most,
@@ -142,7 +142,7 @@ class RunWriter:
         if self._lock.removed:  # somebody else's run may be there by now
             raise StorageError(f"cannot write {self.path}: the directory was removed while it was recorded to")
         self._sound = False
-        columns = {f"state/{name}": column for name, column in state.items()} | chapter.tables()
+        columns = {f"{STATE}{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
         for layer in (layer.name for layer in self._manifest.layers):
             passes = chapter.passes(layer)
@@ -151,7 +151,7 @@ class RunWriter:
             columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [r for _, r in passes])
             for tag in chapter.tags:
                 column, texts = tag_column([rows.tags[tag] for _, rows in passes])
-                columns[f"tags/{layer}/{tag}"] = column
+                columns[tag_tensor(layer, tag)] = column
                 if texts is not None:
                     strings[f"{layer}/{tag}"] = texts
         info = ShardInfo(
@@ -175,13 +175,9 @@ def _nbytes(state: State) -> int:
 
 def _pool(layer: Layer, kept: Sequence[Shard]) -> KeyPool:
     """The pool of a layer, which knows the keys that are stored already."""
-    pool, name = KeyPool(), f"slots/{layer.name}"
-    for shard in (shard for shard in kept if f"{name}/keys" in shard):
-        indexed = f"{name}/key_index" in shard
-        scaled = f"{name}/key_exponent" in shard
-        pool.recall(
-            shard[f"{name}/keys"],
-            shard[f"{name}/key_exponent"] if scaled else None,
-            shard.slots(layer.name) if indexed else None,
-        )
+    pool = KeyPool()
+    keys, exponents, index = (slot_tensor(layer.name, name) for name in ("keys", "key_exponent", "key_index"))
+    for shard in (shard for shard in kept if keys in shard):
+        scaled, indexed = exponents in shard, index in shard
+        pool.recall(shard[keys], shard[exponents] if scaled else None, shard.slots(layer.name) if indexed else None)
     return pool

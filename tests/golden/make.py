@@ -18,21 +18,38 @@ from numpy.typing import NDArray
 
 import dualform
 from dualform.algebra import RULES
-from dualform.store import Column, Layer, Manifest, Optimizer, Part, Rows, RunWriter, StepRecord, Storage
+from dualform.store import (
+    Column,
+    KeyLayout,
+    Layer,
+    Manifest,
+    Optimizer,
+    Parameter,
+    Rows,
+    RunWriter,
+    StepRecord,
+    Storage,
+    Use,
+)
 
 Array = NDArray[Any]
 State = dict[str, Array]
 
-FC = Layer("fc", "Linear", 3, 2, (Part("fc.weight", (0, 3), 0), Part("fc.bias", None, 0)))
-EMBEDDING = Layer("words", "Embedding", 4, 2, (Part("words.weight", (0, 4), 0),))
+
+def use(name: str, shape: tuple[int, ...], columns: tuple[int, int] | None, optimizer: int | None = 0) -> Use:
+    return Use(Parameter(name, shape, optimizer), columns)
+
+
+FC = Layer("fc", "Linear", 3, 2, KeyLayout(3), (use("fc.weight", (2, 3), (0, 3)), use("fc.bias", (2,), None)))
+EMBEDDING = Layer("words", "Embedding", 4, 2, KeyLayout(1, index=True), (use("words.weight", (4, 2), (0, 4)),))
 LSTM = Layer(
-    "lstm.l0", "LSTM", 3, 4,
+    "lstm.l0", "LSTM", 3, 4, KeyLayout(3),
     (
-        Part("lstm.weight_ih_l0", (0, 2), 0), Part("lstm.weight_hh_l0", (2, 3), 0), Part("lstm.bias_ih_l0", None, 0),
-        Part("lstm.bias_hh_l0", None, None),
+        use("lstm.weight_ih_l0", (4, 2), (0, 2)), use("lstm.weight_hh_l0", (4, 1), (2, 3)),
+        use("lstm.bias_ih_l0", (4,), None), use("lstm.bias_hh_l0", (4,), None, None),
     ),
 )  # fmt: skip
-WIDE = Layer("wide", "Linear", 3, 70, (Part("wide.weight", (0, 3), 0),))  # wide enough to leave zeros out
+WIDE = Layer("wide", "Linear", 3, 70, KeyLayout(3), (use("wide.weight", (70, 3), (0, 3)),))  # leaves zeros out
 TAGS = {"label": "int", "task": "string", "weight": "float", "odd": "bool"}
 
 
@@ -55,8 +72,8 @@ def manifest(storage: Storage, optimizer: Optimizer, *layers: Layer) -> Manifest
 
 
 def initial(layers: tuple[Layer, ...]) -> State:
-    named = ((layer, part) for layer in layers for part in layer.parts)
-    return {part.parameter: numbers(*layer.shape(part), seed=i) for i, (layer, part) in enumerate(named)}
+    parameters = (use.parameter for layer in layers for use in layer.uses)
+    return {one.name: numbers(*one.shape, seed=i) for i, one in enumerate(parameters)}
 
 
 def columns(state: Mapping[str, Array]) -> dict[str, Column]:
@@ -68,7 +85,7 @@ def rows(layer: Layer, step: int, storage: Storage) -> tuple[Rows, Array, Array]
     exponent = np.array([0, -step], dtype=np.int16) if storage.dtype == "float16" else None
     values = numbers(2, layer.d_out, seed=step)
     values = with_units_off(values, step) if layer == WIDE else values
-    if layer.one_hot:
+    if layer.keys.index:
         keys = np.array([[step], [0]], dtype=np.int32)
         matrix = np.eye(layer.d_in)[keys[:, 0]]
     else:
@@ -76,7 +93,7 @@ def rows(layer: Layer, step: int, storage: Storage) -> tuple[Rows, Array, Array]
         keys = matrix.astype(storage.dtype)
     packed = Rows(
         keys=keys,
-        key_exponent=None if exponent is None or layer.one_hot else exponent * 0,
+        key_exponent=None if exponent is None or layer.keys.index else exponent * 0,
         values=values.astype(storage.dtype),
         value_exponent=exponent,
         factors=np.full(len(layer.trained), 0.5 if step == 3 else 1.0),
@@ -90,13 +107,13 @@ def rows(layer: Layer, step: int, storage: Storage) -> tuple[Rows, Array, Array]
     return packed, matrix, scaled
 
 
-def gradients(layer: Layer, packed: Rows, keys: Array, values: Array) -> Iterator[tuple[Part, Array]]:
-    for factor, part in zip(packed.factors, layer.trained, strict=True):
-        if part.columns is None:
-            yield part, factor * values.sum(axis=0)
+def gradients(layer: Layer, packed: Rows, keys: Array, values: Array) -> Iterator[tuple[str, Array]]:
+    for factor, one in zip(packed.factors, layer.trained, strict=True):
+        if one.columns is None:
+            yield one.parameter.name, factor * values.sum(axis=0)
         else:
-            found = factor * values.T @ keys[:, slice(*part.columns)]
-            yield part, found.T if layer.one_hot else found
+            found = factor * values.T @ keys[:, slice(*one.columns)]
+            yield one.parameter.name, found.T if layer.keys.index else found
 
 
 def sgd(parameter: str, state: State, gradient: Array) -> list[float]:
@@ -134,8 +151,8 @@ def trained(
         for layer in layers:
             packed, keys, values = rows(layer, step, about.storage)
             passes[layer.name] = [packed]
-            for part, gradient in gradients(layer, packed, keys, values):
-                ledger[part.parameter] = update(part.parameter, state, gradient)
+            for name, gradient in gradients(layer, packed, keys, values):
+                ledger[name] = update(name, state, gradient)
         writer.append(StepRecord(ledger, {layer.name: 0.0 for layer in layers}, passes), TAGS)
         if step == 1:
             writer.seal(columns(state))

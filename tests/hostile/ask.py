@@ -42,9 +42,9 @@ def everything(path: Path, *, thorough: bool = True) -> dict[str, str | Refused]
     """The answers, and what was not read."""
     try:
         run = Run(path)  # as dualform.load does, which also warns of what was not read
+        return answers_of(run, thorough=thorough)
     except DualformError as error:
         return {"load": Refused.by(error)}
-    return answers_of(run, thorough=thorough)
 
 
 def answers_of(run: Run, *, thorough: bool = True) -> dict[str, str | Refused]:
@@ -126,7 +126,7 @@ def _weights(memory: Memory, layer: str) -> dict[str, Any]:
 def _with_a_model(memory: Memory, layer: LayerSpotlight) -> Any:
     """The model as the memory has it, and what that model attends to."""
     asked = memory._run.layers["0"]
-    model = memory.model(nn.Sequential(nn.Linear(asked.d_in, asked.d_out, bias=len(asked.parts) > 1)))
+    model = memory.model(nn.Sequential(nn.Linear(asked.d_in, asked.d_out, bias=len(asked.uses) > 1)))
     spotlight = memory.attend(model, layer.queries.float())
     weights = {name: one.tolist() for name, one in model.named_parameters()}
     return {"weights": weights, "note": spotlight.note, "total": spotlight["0"].total().to_dict()}

@@ -83,7 +83,7 @@ _DEEP = "[" * 100_000
 _DIGITS = "9" * 10_000
 _KEYS_OF_A_MANIFEST = (
     "format", "version", "run", "created", "software", "storage", "dtype", "optimizers", "kind", "layers", "name",
-    "d_in", "d_out", "parts", "columns", "about", "crc32",
+    "d_in", "d_out", "keys", "uses", "columns", "parameters", "about", "crc32",
 )  # fmt: skip
 _KEYS_OF_AN_INFO = (
     "version", "run", "index", "previous", "first_step", "last_step", "tags", "i", "strings", "ended", "crc32",
@@ -91,15 +91,16 @@ _KEYS_OF_AN_INFO = (
 )  # fmt: skip
 
 DOCUMENTS = [
-    Case("manifest of a newer version", set_manifest(2, "version"), MANIFEST, says="upgrade"),
+    Case("manifest of a newer version", set_manifest(3, "version"), MANIFEST, says="upgrade"),
     *(
         Case(f"manifest of version {version!r}", set_manifest(version, "version"), MANIFEST, says="version")
-        for version in (0, "1", 1.0, True, None, 10**30, [1])
+        for version in (0, "2", 2.0, True, None, 10**30, [2])
     ),
-    Case("shard of a newer version", set_info(2, "version"), says="upgrade"),
+    Case("manifest of an older version", set_manifest(1, "version"), MANIFEST, says="record again"),
+    Case("shard of a newer version", set_info(3, "version"), says="upgrade"),
     *(
         Case(f"shard of version {version!r}", set_info(version, "version"), says="version")
-        for version in (0, "1", 1.0, True, None, 10**30)
+        for version in (0, "2", 2.0, True, None, 10**30)
     ),
     *(
         Case(f"manifest with {key!r} twice", as_manifest(partial(twice, key=key)), MANIFEST, says="twice")
@@ -112,7 +113,8 @@ DOCUMENTS = [
     ),
     Case("manifest with a key nobody knows", set_manifest(1, "x"), MANIFEST, says="'x'"),
     Case("layer with a key nobody knows", set_manifest(1, "layers", 0, "x"), MANIFEST, says="'x'"),
-    Case("part with a key nobody knows", set_manifest(1, "layers", 0, "parts", 0, "x"), MANIFEST, says="'x'"),
+    Case("use with a key nobody knows", set_manifest(1, "layers", 0, "uses", 0, "x"), MANIFEST, says="'x'"),
+    Case("parameter with a key nobody knows", set_manifest(1, "parameters", 0, "x"), MANIFEST, says="'x'"),
     Case("storage with a key nobody knows", set_manifest(1, "storage", "x"), MANIFEST, says="'x'"),
     Case("optimiser with a key nobody knows", set_manifest(1, "optimizers", 0, "x"), MANIFEST, says="'x'"),
     Case("info with a key nobody knows", set_info(1, "x"), says="'x'"),

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.format import MANIFEST, checksum, header_digest, shard_name
+from dualform.store.schema import MANIFEST, checksum, header_digest, shard_name
 
 Array = NDArray[Any]
 Text = Callable[[str], str]

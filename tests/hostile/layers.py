@@ -46,7 +46,15 @@ def _two_layers_of_one_name(forged: Forged) -> None:
 
 
 def _same_parameter_twice(forged: Forged) -> None:
-    forged.manifest["layers"][0]["parts"] *= 2
+    forged.manifest["layers"][0]["uses"] *= 2
+
+
+def _unused_parameter(forged: Forged) -> None:
+    forged.manifest["parameters"].append({"name": "other", "shape": [1], "optimizer": None})
+
+
+def _two_parameters_of_one_name(forged: Forged) -> None:
+    forged.manifest["parameters"] *= 2
 
 
 def _wide(forged: Forged) -> None:
@@ -69,10 +77,10 @@ LAYERS = [
     Case("layer of no width", set_manifest(0, "layers", 0, "d_in"), MANIFEST),
     Case("layer of no units", set_manifest(0, "layers", 0, "d_out"), MANIFEST),
     Case("layer of absurd width", _wide, MANIFEST),
-    Case("layer without parts", set_manifest([], "layers", 0, "parts"), MANIFEST),
+    Case("layer without uses", set_manifest([], "layers", 0, "uses"), MANIFEST),
     Case("layer of an unknown kind", set_manifest("Conv2d", "layers", 0, "kind"), MANIFEST),
     *(
-        Case(f"columns {columns}", set_manifest(columns, "layers", 0, "parts", 0, "columns"), MANIFEST)
+        Case(f"columns {columns}", set_manifest(columns, "layers", 0, "uses", 0, "columns"), MANIFEST)
         for columns in (
             [0, 3],
             [-1, 2],
@@ -90,8 +98,19 @@ LAYERS = [
         )
     ),
     *(
-        Case(f"optimiser {number!r} of a part", set_manifest(number, "layers", 0, "parts", 0, "optimizer"), MANIFEST)
+        Case(f"optimiser {number!r} of a parameter", set_manifest(number, "parameters", 0, "optimizer"), MANIFEST)
         for number in (1, -1, 10**30, None, "0", True)
+    ),
+    Case("no parameters", set_manifest([], "parameters"), MANIFEST),
+    Case("a parameter that nobody uses", _unused_parameter, MANIFEST),
+    Case("two parameters of one name", _two_parameters_of_one_name, MANIFEST),
+    *(
+        Case(f"a parameter of shape {shape!r}", set_manifest(shape, "parameters", 0, "shape"), MANIFEST)
+        for shape in ([], [1], [2, 1], [0, 2], [-1, 2], [1, 2, 1], [True, 2], ["1", 2], [1.0, 2], [1, 10**30])
+    ),
+    *(
+        Case(f"keys {keys!r}", set_manifest(keys, "layers", 0, "keys"), MANIFEST)
+        for keys in ({"width": 1, "index": False}, {"width": 2, "index": True}, {"width": 0, "index": False}, {}, None)
     ),
     Case("no optimisers", set_manifest([], "optimizers"), MANIFEST),
     Case("an optimiser of tomorrow", set_manifest("Muon", "optimizers", 0, "kind"), MANIFEST, says="Muon"),

@@ -198,7 +198,7 @@ def test_single_precision_and_less(tmp_path: Path, kind: str, stored: str) -> No
     for groups in ([0], [1, 2], [0, 1, 2]):
         assert_same_models(shares.model(model, groups), memory.without(label=groups).model(model), tolerance=1e-6)
     assert shares.added("0", [1])["0.weight"].dtype == torch.float64
-    assert shares._shares["0"][memory._run.layers["0"].parts[0]].groups.dtype == torch.float32
+    assert shares._shares["0"][memory._run.layers["0"].uses[0]].groups.dtype == torch.float32
     for name, found in shares.model(model, []).state_dict().items():
         assert torch.equal(found, model.state_dict()[name])
 

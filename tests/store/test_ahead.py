@@ -9,11 +9,24 @@ import numpy as np
 import pytest
 
 from dualform.errors import RunError
-from dualform.store import Column, Layer, Manifest, Optimizer, Part, Rows, Run, RunWriter, StepRecord, Storage
+from dualform.store import (
+    Column,
+    KeyLayout,
+    Layer,
+    Manifest,
+    Optimizer,
+    Parameter,
+    Rows,
+    Run,
+    RunWriter,
+    StepRecord,
+    Storage,
+    Use,
+)
 from dualform.store.ahead import WORTH, Checksum
 
 WIDTH, ROWS, SHARDS = 256, WORTH // 512, 3
-LAYER = Layer("fc", "Linear", WIDTH, 2, (Part("fc.weight", (0, WIDTH), 0),))
+LAYER = Layer("fc", "Linear", WIDTH, 2, KeyLayout(WIDTH), (Use(Parameter("fc.weight", (2, WIDTH), 0), (0, WIDTH)),))
 KEYS = "slots/fc/keys"  # of a shard: just worth a thread
 CONTENT = bytes(range(256)) * 100
 

@@ -1,0 +1,159 @@
+"""What dualform has to know of a sort of layer: a bilinear map y = A(P, x), linear in the parameter P and in the key x.
+
+    class Kind:
+        candidates(name, module, parent)                    which layers a module holds
+        watch(module, layer, on_keys)                       its keys on the way forward, its errors on the way back
+        rows(given), errors(gradient)                       which rows of these are keys and values
+        as_map(use, P), apply(use, P, q)                    P as a map (d_out, width), and what it makes of a query
+        keys(layer, rows)                                   what keys can be multiplied with: pair, outer, effective
+
+One file each, and that is all it takes: nothing outside of this room asks which kind a layer is.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dualform.kinds.keys import Keys, Vectors, paired_with
+from dualform.store.schema import KeyLayout, Layer, Use
+
+OnErrors = Callable[[Tensor], None]
+# the module's input; the precision it is multiplied in; whether errors may follow
+OnKeys = Callable[[Tensor, torch.dtype, bool], OnErrors | None]
+Columns = Mapping[str, tuple[int, int] | None]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A layer in a model, recordable or not: which of a module's parameters multiply which entries of its key."""
+
+    name: str
+    kind: "Kind"
+    module: nn.Module
+    d_in: int
+    d_out: int
+    columns: Columns  # by the parameters' own names; the first is the one a layer cannot do without
+    obstacle: str | None = None  # why it cannot be recorded exactly, as far as its kind can tell
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Those that are there: a bias may be missing, a parametrised weight is no parameter."""
+        named = self.module._parameters
+        return {name: found for name in self.columns if (found := named.get(name)) is not None}
+
+
+class Kind(ABC):
+    """A sort of layer. What is written out here holds for keys that are vectors, and maps that are matrices."""
+
+    name: ClassVar[str]  # in manifests
+    vectors: ClassVar[bool] = True  # keys are stored as the vectors they are: they can be summed up, and sketched
+
+    # Which layers there are
+
+    @abstractmethod
+    def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
+        """The layers of this kind that a module holds."""
+
+    def module_name(self, layer: str) -> str:
+        """The module that a layer belongs to."""
+        return layer
+
+    def key_layout(self, d_in: int) -> KeyLayout:
+        return KeyLayout(d_in)
+
+    def check(self, layer: Layer) -> None:
+        """Raise a ValueError unless a described layer is one of this kind."""
+        columns = [use.columns for use in layer.uses if use.columns is not None]
+        ends = [0, *(end for _, end in columns)]
+        whole = [start for start, _ in columns] == ends[:-1] and ends[-1] == layer.d_in and sorted({*ends}) == ends
+        fitting = all(use.parameter.shape == self.shape(layer, use) for use in layer.uses)
+        first = layer.uses[:1] == layer.attended[:1] and layer.trained[: len(layer.attended)] == layer.attended
+        if not (whole and fitting and first and layer.keys == self.key_layout(layer.d_in)):
+            raise ValueError(f"layer {layer.name!r} is not one that can be recorded")
+
+    def check_module(self, layer: Layer, module: nn.Module) -> None:  # noqa: B027  most kinds take any
+        """Raise a QueryError if a module is not one that such a layer can be watched in."""
+
+    # What a call of the module says
+
+    def watch(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
+        """Call `on_keys` in every forward pass, and what it returns in the backward pass that follows.
+
+        Key and error are paired by the closure, so in-place activations, repeated calls and checkpointing all pair
+        up. What lasts may live to see the model compiled.
+        """
+
+        def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            if not output.numel():
+                return
+            on_errors = on_keys(args[0] if args else kwargs["input"], output.dtype, output.requires_grad)
+            if on_errors is not None and output.requires_grad:
+                output.register_hook(on_errors)
+
+        hook: Callable[..., None] = on_forward
+        if lasting or "torch._dynamo" in sys.modules:  # to import the compiler for nothing would take seconds
+            hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
+        return module.register_forward_hook(hook, with_kwargs=True)
+
+    def leading(self, given: Tensor) -> tuple[int, ...]:
+        """The dimensions of a module's input that its rows are spread over."""
+        return tuple(given.shape[:-1])
+
+    def rows(self, given: Tensor, precision: torch.dtype) -> Tensor:
+        """The keys of a call as they are stored: (slots, key width).
+
+        Autocast computes the product, and so the gradient, in the output's precision.
+        """
+        return as_rows(given, precision)
+
+    def errors(self, module: nn.Module, keys: Tensor, gradient: Tensor) -> Tensor:
+        """The values of a call: (slots, d_out)."""
+        return as_rows(gradient, gradient.dtype)
+
+    def may_repeat(self, given: Tensor) -> bool:
+        """Whether keys may come again: those that depend on nothing trained."""
+        return not given.requires_grad
+
+    def queries(self, layer: Layer, given: Tensor) -> Tensor:
+        """A test input as queries: (..., d_in)."""
+        return given
+
+    # The map
+
+    def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
+        """Of a parameter."""
+        return (layer.d_out,) if use.columns is None else (layer.d_out, use.width)
+
+    def as_map(self, use: Use, parameter: Tensor) -> Tensor:
+        """A parameter as the map (d_out, width) it is."""
+        return parameter[:, None] if use.columns is None else parameter
+
+    def from_map(self, use: Use, found: Tensor) -> Tensor:
+        """A map as its parameter is shaped."""
+        return found[:, 0] if use.columns is None else found
+
+    def apply(self, use: Use, found: Tensor, queries: Tensor) -> Tensor:
+        """What a map makes of queries (queries, d_in), in the map's precision: (queries, d_out)."""
+        return paired_with(use, queries).to(found.dtype) @ found.mT
+
+    def keys(self, layer: Layer, rows: Tensor) -> Keys:
+        """Stored rows (slots, key width) as keys."""
+        return Vectors(rows)
+
+    def pair_into(self, vectors: Tensor, rows: Tensor, out: Tensor) -> Tensor:
+        """The attention weights between vectors (n, d_in) and stored rows, all entries: (n, slots)."""
+        return torch.mm(vectors, rows.mT, out=out)
+
+
+def as_rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """(slots, width), however many leading dimensions there are."""
+    rows = tensor.detach()
+    if rows.dim() != 2:
+        rows = rows.reshape(-1, rows.shape[-1])
+    return rows if rows.dtype == dtype else rows.to(dtype)

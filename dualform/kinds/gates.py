@@ -1,0 +1,55 @@
+"""The gates of a dualform.nn.LSTM: all four of a layer are one map of [input, previous hidden state].
+
+An LSTM has taps, since its gates are no tensor that anyone outside would see.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dualform.errors import QueryError
+from dualform.kinds.base import Candidate, Columns, Kind, OnKeys
+from dualform.nn import LSTM
+from dualform.store.schema import Layer
+
+
+class Gates(Kind):
+    """a = [weight_ih, weight_hh] [x; h] + bias_ih + bias_hh"""
+
+    name = "LSTM"
+
+    def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
+        if isinstance(module, LSTM):
+            yield from (self._layer(name, module, number) for number in range(module.num_layers))
+        elif isinstance(module, nn.LSTM):
+            unseen = "torch computes its gates where nobody can see them; swap it by dualform.unfuse(model)"
+            yield Candidate(name, self, module, 0, 0, {"weight_ih_l0": None}, unseen)
+
+    def _layer(self, name: str, module: LSTM, number: int) -> Candidate:
+        d_input = module.hidden_size if number else module.input_size
+        d_in = d_input + module.hidden_size
+        columns: Columns = {
+            f"weight_ih_l{number}": (0, d_input), f"weight_hh_l{number}": (d_input, d_in),
+            f"bias_ih_l{number}": None, f"bias_hh_l{number}": None,
+        }  # fmt: skip
+        return Candidate(f"{name}.l{number}".lstrip("."), self, module, d_in, 4 * module.hidden_size, columns)
+
+    def module_name(self, layer: str) -> str:
+        return layer.rpartition(".")[0]
+
+    def check_module(self, layer: Layer, module: nn.Module) -> None:
+        if not isinstance(module, LSTM):
+            raise QueryError(f"layer {layer.name!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
+
+    def watch(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
+        assert isinstance(module, LSTM)
+        number = int(layer.name.rpartition(".")[2].removeprefix("l"))
+        return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True))  # errors that never come do no harm
+
+    def may_repeat(self, given: Tensor) -> bool:
+        return False  # a key holds the LSTM's state, which is never the same
+
+    def rows(self, given: Tensor, precision: torch.dtype) -> Tensor:
+        return super().rows(given, given.dtype)

@@ -1,0 +1,163 @@
+"""The keys of some slots, and the few products that all answers are made of.
+
+    keys = kind.keys(layer, rows)                   # of stored rows (slots, key width)
+    keys.of(use).pair(queries)                      # (queries, slots): x_t . q
+    keys.of(use).outer(values)                      # (d_out, width): the sum of e_t x_t^T
+
+Each is linear in the key. Most keys are vectors of numbers. An embedding's are one-hot: only where the 1 is was stored,
+and a product with such a key is a look-up. What is added to every output has a key that is always 1.
+"""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.store.schema import Use
+
+
+class Keys(ABC):
+    """Keys (slots, width), however they are kept."""
+
+    nonnegative = True
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def of(self, use: Use) -> "Keys":
+        """The keys as one use of the layer sees them: some of their entries, or 1."""
+        return Ones(len(self)) if use.columns is None else self._entries(*use.columns)
+
+    @abstractmethod
+    def _entries(self, start: int, stop: int) -> "Keys": ...
+
+    @abstractmethod
+    def pair(self, queries: Tensor) -> Tensor:
+        """(queries, slots): attention weights, in the precision of the queries (queries, width)."""
+
+    @abstractmethod
+    def outer(self, values: Tensor) -> Tensor:
+        """(d_out, width): what values (slots, d_out) at these keys add up to."""
+
+    @abstractmethod
+    def outer_squares(self, values: Tensor) -> Tensor:
+        """(d_out, width): the sum of squares of what `outer` is the sum of."""
+
+    @abstractmethod
+    def effective(self, coefficient: Tensor, query: Tensor) -> Tensor:
+        """(slots, units): sum_j R[i, j] x[j] q[j], of a coefficient R (units, width) and a query (width,)."""
+
+    @abstractmethod
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
+        """Add each key, times its factor, to the sum of its group: (groups, width)."""
+
+
+class Vectors(Keys):
+    """Rows of numbers."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows  # (slots, width)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @property
+    def nonnegative(self) -> bool:  # type: ignore[override]
+        return bool((self._rows >= 0).all())
+
+    def _entries(self, start: int, stop: int) -> Keys:
+        return Vectors(self._rows[:, start:stop])
+
+    def pair(self, queries: Tensor) -> Tensor:
+        return queries @ self._rows.to(queries.dtype).mT
+
+    def outer(self, values: Tensor) -> Tensor:
+        return values.mT @ self._rows
+
+    def outer_squares(self, values: Tensor) -> Tensor:
+        return values.square().mT @ self._rows.square()
+
+    def effective(self, coefficient: Tensor, query: Tensor) -> Tensor:
+        return self._rows @ (coefficient * query).mT
+
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
+        rows = self._rows if factors is None else self._rows * factors.to(self._rows.dtype)[:, None]
+        add_by_group(sums, rows, codes)
+
+
+class OneHot(Keys):
+    """Where each key's 1 is."""
+
+    def __init__(self, index: Tensor, width: int) -> None:
+        self._index, self._width = index, width  # (slots,)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def _entries(self, start: int, stop: int) -> Keys:
+        return self
+
+    def pair(self, queries: Tensor) -> Tensor:
+        return queries[:, self._index]
+
+    def outer(self, values: Tensor) -> Tensor:
+        rows = torch.zeros(self._width, values.shape[1], dtype=values.dtype)
+        return rows.index_add_(0, self._index, values).mT
+
+    def outer_squares(self, values: Tensor) -> Tensor:
+        return self.outer(values.square())
+
+    def effective(self, coefficient: Tensor, query: Tensor) -> Tensor:
+        return (coefficient[:, self._index] * query[self._index]).mT
+
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
+        cell = torch.from_numpy(codes) * self._width + self._index
+        counted = torch.ones(len(cell), dtype=torch.float64) if factors is None else factors.double()
+        sums.view(-1).index_add_(0, cell, counted)
+
+
+class Ones(Keys):
+    """Keys of one entry, which is always 1: a bias is a weight of such keys."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+
+    def __len__(self) -> int:
+        return self._slots
+
+    def _entries(self, start: int, stop: int) -> Keys:
+        return self
+
+    def pair(self, queries: Tensor) -> Tensor:
+        return queries.expand(-1, self._slots)
+
+    def outer(self, values: Tensor) -> Tensor:
+        return values.sum(dim=0)[:, None]
+
+    def outer_squares(self, values: Tensor) -> Tensor:
+        return values.square().sum(dim=0)[:, None]
+
+    def effective(self, coefficient: Tensor, query: Tensor) -> Tensor:
+        return (coefficient * query).mT.expand(self._slots, -1)
+
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
+        counted = torch.ones(self._slots, dtype=sums.dtype) if factors is None else factors.to(sums.dtype)
+        sums[:, 0].index_add_(0, torch.from_numpy(codes), counted)
+
+
+def paired_with(use: Use, queries: Tensor) -> Tensor:
+    """What a use's keys are paired with: the same entries of the queries, or 1 for keys that are 1. (queries, width)"""
+    return queries.new_ones(len(queries), 1) if use.columns is None else queries[:, use.entries]
+
+
+def add_by_group(sums: Tensor, rows: Tensor, codes: NDArray[np.int64]) -> None:
+    """Add each row to the sum of its group: (groups, d)."""
+    index = torch.from_numpy(codes)
+    if len(sums) <= 256:  # one product with the groups' indicators is quicker than scattered adding
+        indicator = torch.zeros(len(sums), len(codes), dtype=rows.dtype)
+        indicator[index, torch.arange(len(codes))] = 1
+        sums += indicator @ rows
+    else:
+        sums.index_add_(0, index, rows.to(sums.dtype))

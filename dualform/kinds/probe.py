@@ -1,0 +1,77 @@
+"""Freivalds' probe: a layer's gradient, and what went through the layer, seen through random vectors r.
+
+    (grad r)^T  ==  sum over passes of  f_p (X_p r)^T E_p
+
+Both sides cost as much as reading their matrices once. It is the map itself, applied to r: apply(grad, r) has to be
+sum_t pair(x_t, r) e_t.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from dualform.kinds.base import Kind
+from dualform.store.schema import Layer
+
+_EQUATIONS = 64  # at least that many numbers are compared per weight: more than there are factors
+
+
+class Probe:
+    """The random vectors of one layer, drawn once a run from a generator of their own.
+
+    They are the rows of one matrix, a group for each use that multiplies the key, nonzero where its entries are. Uses
+    with keys that are always 1 come after these and have a row each: of ones, in place of a product with the key.
+    """
+
+    def __init__(self, kind: Kind, layer: Layer, generator: torch.Generator) -> None:
+        self.layer, self._kind = layer, kind
+        # More vectors than key entries would say nothing new: every number compared is one more equation.
+        probes = max(min(ceil(_EQUATIONS / layer.d_out), layer.d_in), 1)
+        widths = [probes if use in layer.attended else 1 for use in layer.trained]
+        self.slices = [slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths))]
+        self.shape = sum(widths), layer.d_out  # vectors; numbers seen through each
+        self._vectors = torch.zeros(probes * len(layer.attended), layer.d_in)
+        for use, group in zip(layer.attended, self.slices, strict=False):
+            drawn = torch.randn(probes, use.width, generator=generator)
+            self._vectors[group, use.entries] = drawn
+        self._of_uses = self._split()
+        self._pairs = torch.ones(self.shape[0], 0)  # for as many slots as there were last time
+
+    def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """(grad r)^T of each trained use, as one row of numbers."""
+        self._fit(gradients[0])
+        return [
+            (vectors @ self._kind.as_map(use, self._widened(gradient)).mT).view(-1)
+            for use, vectors, gradient in zip(self.layer.trained, self._of_uses, gradients, strict=True)
+        ]
+
+    def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
+        """(X r)^T E, or (|X| |r|)^T |E|: (vectors, d_out). Keys are rows as they are stored."""
+        self._fit(values)
+        values, vectors = self._widened(values), self._vectors
+        if absolute:
+            keys, values, vectors = keys.abs(), values.abs(), vectors.abs()
+        if self._pairs.shape[1] != len(keys):
+            self._pairs = vectors.new_ones(self.shape[0], len(keys))
+        rows = self._widened(keys) if keys.is_floating_point() else keys
+        self._kind.pair_into(vectors, rows, self._pairs[: len(vectors)])  # the rows after them stay ones
+        return self._pairs @ values
+
+    def _widened(self, tensor: Tensor) -> Tensor:
+        """In the precision of the vectors. To ask torch for nothing is not free between the products of a training."""
+        return tensor if tensor.dtype == self._vectors.dtype else tensor.to(self._vectors.dtype)
+
+    def _split(self) -> list[Tensor]:
+        """The vectors of each trained use by themselves; of one whose key is 1, that 1."""
+        one = self._vectors.new_ones(1, 1)
+        groups = dict(zip(self.layer.attended, self.slices, strict=False))
+        return [self._vectors[groups[use], use.entries] if use in groups else one for use in self.layer.trained]
+
+    def _fit(self, like: Tensor) -> None:
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        if self._vectors.dtype != dtype or self._vectors.device != like.device:
+            self._vectors = self._vectors.to(like.device, dtype)
+            self._pairs = self._vectors.new_ones(self.shape[0], 0)
+            self._of_uses = self._split()

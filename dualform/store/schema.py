@@ -1,0 +1,246 @@
+"""The words of the on-disk format: what a manifest says, how the tensors of a shard are called, in which precisions.
+
+    parameter = Parameter("fc.weight", (10, 784), optimizer=0)
+    layer = Layer("fc", "Linear", 784, 10, KeyLayout(784), (Use(parameter, (0, 784)),))
+    shard[slot_tensor("fc", "keys")]
+
+Coefficients belong to parameters, slots to layers: a layer *uses* parameters, and a parameter may have several uses,
+like a head that is tied to an embedding. docs/format.md tells the same story for people. Nothing here touches a file.
+"""
+
+import json
+import zlib
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+VERSION = 2
+MANIFEST = "manifest.json"
+LOCK = "writer.lock"
+RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
+EXPONENTS = range(-126, 128)  # of the powers of two that a float32 has
+_WRAPPERS = ("_orig_mod.", "module.")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """A precision that keys and values are stored in."""
+
+    code: str  # safetensors' name
+    nbytes: int
+    eps: float  # what rounding to it costs, relative to a number's size
+    tolerance: float  # relative error that a certified parameter may have
+    scaled: bool = False  # rows are divided by powers of two, and the exponents stored beside them
+
+
+PRECISIONS = {
+    "float16": Precision("F16", 2, 2.0**-11, 5e-4, scaled=True),
+    "float32": Precision("F32", 4, 2.0**-24, 5e-5),
+    "float64": Precision("F64", 8, 2.0**-53, 1e-9),
+}
+
+
+# Names of files and tensors
+
+
+def clean_name(name: str) -> str:
+    """A module's or parameter's name without what torch.compile and parallel wrappers put before it."""
+    for wrapper in _WRAPPERS:
+        while name.startswith(wrapper):
+            name = name.removeprefix(wrapper)
+    return name.replace("._orig_mod", "")
+
+
+def shard_name(index: int) -> str:
+    return f"shard-{index:06d}.safetensors"
+
+
+STATE, SLOTS, AUDIT = "state/", "slots/", "audit/"
+STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS = "state/parameters/", "state/buffers/", "state/optimizers/"
+
+
+def slot_tensor(layer: str, column: str) -> str:
+    """A column of a layer's slots: keys, key_index, key_exponent, values, value_mask, value_exponent, factors, ..."""
+    return f"{SLOTS}{layer}/{column}"
+
+
+def tag_tensor(layer: str, tag: str) -> str:
+    return f"tags/{layer}/{tag}"
+
+
+def audit_tensor(layer: str) -> str:
+    return f"{AUDIT}{layer}"
+
+
+def ledger_tensor(parameter: str) -> str:
+    return f"ledger/{parameter}"
+
+
+def state_tensor(parameter: str) -> str:
+    return f"{STATE_PARAMETERS}{parameter}"
+
+
+def optimizer_tensor(optimizer: int | None, parameter: str, entry: str | None) -> str:
+    return f"{STATE_OPTIMIZERS}{optimizer}/{parameter}/{entry}"
+
+
+# What a manifest says
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter that recorded layers use. Coefficients are its own, whoever uses it."""
+
+    name: str
+    shape: tuple[int, ...]
+    optimizer: int | None  # None: it is constant
+
+    @property
+    def trained(self) -> bool:
+        return self.optimizer is not None
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a layer does with a parameter: which entries of the key it multiplies; None: a key of its own, always 1."""
+
+    parameter: Parameter
+    columns: tuple[int, int] | None
+
+    @property
+    def trained(self) -> bool:
+        return self.parameter.trained
+
+    @property
+    def width(self) -> int:
+        """How many entries its key has."""
+        return 1 if self.columns is None else self.columns[1] - self.columns[0]
+
+    @property
+    def entries(self) -> slice:
+        """Where these are in the layer's key."""
+        return slice(0) if self.columns is None else slice(*self.columns)
+
+
+@dataclass(frozen=True)
+class KeyLayout:
+    """How a key is stored: as so many numbers, or as whole numbers that point somewhere."""
+
+    width: int
+    index: bool = False
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A recorded map, what it is a kind of, and the parameters it uses; the first use is trained."""
+
+    name: str
+    kind: str
+    d_in: int
+    d_out: int
+    keys: KeyLayout
+    uses: tuple[Use, ...]
+
+    @cached_property
+    def trained(self) -> tuple[Use, ...]:
+        """The uses that have coefficients, in the order of the columns of `factors`."""
+        return tuple(use for use in self.uses if use.trained)
+
+    @cached_property
+    def attended(self) -> tuple[Use, ...]:
+        """Those of them that multiply the key: what attention is about."""
+        return tuple(use for use in self.trained if use.columns is not None)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What is kept of every slot."""
+
+    dtype: str = "float16"
+    values: bool = True
+    merge: str | None = None  # a tag: slots that share its value are summed up to one, and only their keys are kept
+
+    @property
+    def precision(self) -> Precision:
+        return PRECISIONS[self.dtype]
+
+    def slot_nbytes(self, layer: Layer) -> int:
+        """What a slot of a layer takes, before repeated keys and zeros are left out."""
+        number, exponent = self.precision.nbytes, 2 * self.precision.scaled
+        key = 4 * layer.keys.width if layer.keys.index else number * layer.keys.width + exponent
+        return key + (number * layer.d_out + exponent if self.values else 0)
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """An optimiser by name, with the columns of its ledger lines (after `stepped`)."""
+
+    kind: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a run before its first step."""
+
+    run: str
+    created: str
+    software: str
+    storage: Storage
+    optimizers: tuple[Optimizer, ...]
+    layers: tuple[Layer, ...]
+    about: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All that are used, each once."""
+        return tuple(dict.fromkeys(use.parameter for layer in self.layers for use in layer.uses))
+
+    def uses(self, parameter: Parameter) -> list[tuple[Layer, Use]]:
+        """Everything that is done with a parameter."""
+        return [(layer, use) for layer in self.layers for use in layer.uses if use.parameter == parameter]
+
+    def to_json(self) -> str:
+        content = self._content()
+        return json.dumps({**content, "crc32": checksum(content)}, indent=1, ensure_ascii=False) + "\n"
+
+    @property
+    def digest(self) -> str:
+        """Its checksum, as the first shard repeats it."""
+        return f"{checksum(self._content()):08x}"
+
+    def _content(self) -> dict[str, Any]:
+        layers = [
+            {**asdict(layer), "uses": [{"parameter": use.parameter.name, "columns": use.columns} for use in layer.uses]}
+            for layer in self.layers
+        ]
+        parameters = [asdict(parameter) for parameter in self.parameters]
+        return {"format": "dualform", "version": VERSION, **asdict(self), "parameters": parameters, "layers": layers}
+
+
+def checksum(content: dict[str, Any]) -> int:
+    """Of a JSON document, however it is laid out."""
+    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+
+
+@dataclass(frozen=True)
+class ShardInfo:
+    """What a shard says of itself: steps [first_step, last_step) of a run, and the state after them."""
+
+    run: str
+    index: int
+    previous: str  # digest of the shard before it; of the first: the manifest's checksum
+    first_step: int
+    last_step: int
+    tags: dict[str, str]  # name -> int | float | bool | string
+    strings: dict[str, list[str]]  # of string tags: the text of each code
+    ended: str | None  # None: recording went on after this shard
+
+    def to_json(self, checksums: dict[str, int]) -> str:
+        return json.dumps({"version": VERSION, **asdict(self), "crc32": checksums}, sort_keys=True)
+
+
+def header_digest(tensors: dict[str, Any], info: str) -> str:
+    """Covers the part of a shard that no tensor's checksum does: its table of contents and its info."""
+    table = json.dumps(tensors, sort_keys=True, separators=(",", ":"))
+    return f"{zlib.crc32(info.encode(), zlib.crc32(table.encode())):08x}"
