@@ -34,9 +34,9 @@ import dualform
 from benchmarks.command import in_ms, run, seconds
 from benchmarks.totals import keys_and_labels, paper_task
 from dualform import Timeline, Top, Total
+from dualform.attention.spotlight import LayerSpotlight
 from dualform.experiments.table1 import layer_inputs
 from dualform.experiments.training import PAPER, Phase, train
-from dualform.spotlight import LayerSpotlight
 from dualform.store import Run
 
 HEADLINE = "layer-1"  # 800 wide, every key stored: the most to read

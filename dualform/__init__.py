@@ -15,29 +15,29 @@ if TYPE_CHECKING:
     from dualform import duality as duality
     from dualform import nn as nn
     from dualform import text as text
-    from dualform.certificate import Certificate as Certificate
+    from dualform.attention.questions import Output as Output
+    from dualform.attention.questions import Timeline as Timeline
+    from dualform.attention.questions import Top as Top
+    from dualform.attention.questions import Total as Total
+    from dualform.attention.spotlight import Spotlight as Spotlight
+    from dualform.dual.certificate import Certificate as Certificate
     from dualform.errors import DualformError as DualformError
     from dualform.memory import Memory as Memory
     from dualform.memory import load as load
     from dualform.nn import unfuse as unfuse
-    from dualform.questions import Output as Output
-    from dualform.questions import Timeline as Timeline
-    from dualform.questions import Top as Top
-    from dualform.questions import Total as Total
     from dualform.recorder import Recorder as Recorder
     from dualform.recorder import record as record
-    from dualform.spotlight import Spotlight as Spotlight
 
 _HOME = {
-    "Certificate": "dualform.certificate",
+    "Certificate": "dualform.dual.certificate",
     "DualformError": "dualform.errors",
     "Memory": "dualform.memory",
-    "Output": "dualform.questions",
+    "Output": "dualform.attention.questions",
     "Recorder": "dualform.recorder",
-    "Spotlight": "dualform.spotlight",
-    "Timeline": "dualform.questions",
-    "Top": "dualform.questions",
-    "Total": "dualform.questions",
+    "Spotlight": "dualform.attention.spotlight",
+    "Timeline": "dualform.attention.questions",
+    "Top": "dualform.attention.questions",
+    "Total": "dualform.attention.questions",
     "load": "dualform.memory",
     "record": "dualform.recorder",
     "unfuse": "dualform.nn",

@@ -1,52 +1,41 @@
-"""A recorded run, opened for questions; and views of it, which answer the same questions.
+"""A recorded run, opened for questions: `memory = dualform.load("runs/mnist")`.
 
-    memory = dualform.load("runs/mnist")
-    memory.verify()                                  # is the dual form the model? how exactly?
-    memory.attend(model, images)["layers.2"].top(10)
-    memory.without(task="fashion").model(model)      # the model with those slots muted
-    memory.until(step=1000).model(model)             # the model as it was
+    memory.attend(model, images)["layers.2"].top(10)      # which training slots are in the spotlight
+    memory.without(label=9).model(model)                  # the model with some of its experience muted
+    memory.verify()                                       # how exact all of this is
 
-A view keeps the coefficients of the full run, under Adam its second moments too: `where` and `without`
-choose among the recorded contributions, they do not retrain. The parts of a partition add up to the whole
-once the initial part is counted once. Parameters that were not recorded (norms, convolutions) keep their
-final values in `where` and `without`; `until` takes those of the last snapshot before it.
+A view (`where`, `without`, `until`) is a memory of some of the slots, and has the same interface.
 """
 
-import copy
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from dualform.certificate import Certificate, LayerCertificate
+from dualform.attention.directions import directions
+from dualform.attention.folds import CountFold, SeenFold
+from dualform.attention.index import Index, Sketches
+from dualform.attention.plan import Sources
+from dualform.attention.queries import as_queries, queries_of
+from dualform.attention.spotlight import Spotlight
+from dualform.dual.certificate import Certificate, verify
+from dualform.dual.coefficients import Ledger
+from dualform.dual.group_weights import check_memory, groups_of
+from dualform.dual.models import assembled, difference
+from dualform.dual.rebuilt import named_parameters
+from dualform.dual.shares import Shares
+from dualform.dual.state import stored_parameter
+from dualform.dual.strategy import Duals
+from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
-from dualform.kinds import check_kinds, kind_of
-from dualform.query.cancelling import cancelled
-from dualform.query.certify import audited_steps, certify
-from dualform.query.coefficients import Ledger, rule_of
-from dualform.query.directions import directions
-from dualform.query.distance import TOLERANCE
-from dualform.query.groups import By
-from dualform.query.queries import match_modules, queries_of
-from dualform.query.rebuild import rebuild, weights
-from dualform.query.scan import Slots
-from dualform.query.scope import Scope
-from dualform.query.seen import seen
-from dualform.query.selection import Selection, condition
-from dualform.query.shares import check_room, groups_of, shares
-from dualform.query.sketch import Sketches
-from dualform.query.state import stored_tensor
-from dualform.query.stored import wide
-from dualform.shares import Shares
-from dualform.spotlight import Spotlight
-from dualform.store import Run, Shard, clean_name, summary, summary_lines
-from dualform.store.schema import MANIFEST, STATE_BUFFERS, STATE_PARAMETERS, state_tensor
+from dualform.kinds import check_kinds, match_modules
+from dualform.slots import By, Selection, View, condition
+from dualform.store import Run, Shard, summary, summary_lines
+from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
 
 
@@ -75,9 +64,9 @@ class Memory:
             check_kinds(run.manifest, str(run.path / MANIFEST))
         self._run = run
         self._selection = selection or Selection(run.steps)
-        self._ledger = ledger or Ledger(run)
-        self._sketches = sketches or Sketches(run)
-        self._scope = Scope(run, self._selection, self._ledger, self._sketches)
+        view = View(run, self._selection)
+        duals = Duals(view, ledger or Ledger(run))
+        self._sources = Sources(view, duals, Index(view, sketches or Sketches(run)))
         self._certificate: Certificate | None = None
 
     # What there is
@@ -112,8 +101,8 @@ class Memory:
 
     def slots(self, layer: str) -> int:
         """How many slots of a layer this memory, or view, holds."""
-        self._check_layer(layer)
-        return sum(len(block) for block in self._scope.slots(layer).scan(self._selection))
+        count: int = self._folded(layer, CountFold())
+        return count
 
     def seen(self, layer: str, by: By) -> Table:
         """When a layer's slots were seen: `memory.seen("layers.2", by="task")` has visits, first and last step.
@@ -121,7 +110,11 @@ class Memory:
         Only values that slots of this memory, or view, have. The steps of a merged memory are those of its sums.
         """
         self._check_layer(layer)
-        return Table(seen(self._scope.slots(layer), self._selection, self._scope.grouping(layer, by)))
+        return Table(self._folded(layer, SeenFold(self._sources.view.grouping(layer, by))))
+
+    def _folded(self, layer: str, fold: Fold) -> Any:
+        self._check_layer(layer)
+        return carry_out(Plan(self._sources.view.slots(layer), self._selection, (fold,)))[0]
 
     @property
     def unrecorded(self) -> list[str]:
@@ -151,7 +144,7 @@ class Memory:
         return self._view(Selection(step, self._selection.conditions))
 
     def _view(self, selection: Selection) -> "Memory":
-        return Memory(self._run, selection, self._ledger, self._sketches)
+        return Memory(self._run, selection, self._sources.duals.ledger, self._sources.index.sketches)
 
     # Questions
 
@@ -166,20 +159,11 @@ class Memory:
         queries with more than two, such as the last token: `rows=-1`. Instead of a model and inputs, a
         dict of queries will do: `memory.attend({"layers.2": q})`.
         """
-        if isinstance(model, nn.Module):
-            found = queries_of(model, self._run.layers, inputs, rows)
-            note = self._compare(model)
-            aim = partial(directions, model, self._run.layers, inputs, rows)
-        else:
-            note, found, aim = None, dict(model), None
-        prepared = {}
-        for name, given in found.items():
-            self._check_layer(name)
-            layer = self._run.layers[name]
-            if given.shape[-1] != layer.d_in:
-                raise QueryError(f"a query of layer {name!r} has {layer.d_in} entries, this one has {given.shape[-1]}")
-            prepared[name] = given.detach().to("cpu", wide(self._run)).reshape(-1, layer.d_in)
-        return Spotlight(self._scope, prepared, note, aim)
+        if not isinstance(model, nn.Module):
+            return Spotlight(self._sources, as_queries(self._run, model), note=None)
+        queries = as_queries(self._run, queries_of(model, self._run.layers, inputs, rows))
+        aim = partial(directions, model, self._run.layers, inputs, rows)
+        return Spotlight(self._sources, queries, difference(self._run, model), aim)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
         """A layer's parameters, summed up from the initial part and the slots of this view."""
@@ -189,10 +173,9 @@ class Memory:
     def added(self, layer: str) -> dict[str, Tensor]:
         """What the slots of this view have added to a layer's trained parameters, in float64: no initial part."""
         self._check_layer(layer)
-        slots = self._scope.slots(layer)
-        found = rebuild(self._run, self._ledger, slots, self._selection, self._run.shards[0])
-        kind = kind_of(slots.layer)
-        return {use.parameter.name: kind.from_map(use, found[use].slots) for use in slots.layer.trained}
+        described = self._run.layers[layer]
+        rebuilt = self._sources.duals.of(layer).rebuild(self._run.shards[0])
+        return named_parameters(described, {use: rebuilt[use].slots for use in described.trained})
 
     def shares(
         self,
@@ -207,15 +190,15 @@ class Memory:
         for a copy of the recorded parameters for each group: if that is more than `most_bytes`, it raises at once.
         `progress` is called with each layer's name as its turn comes.
         """
-        for layer in self._run.layers.values():
-            rule_of(self._run, layer)  # raises where there are keys only
+        duals = {name: self._sources.duals.of(name) for name in self._run.layers}  # raises where there are keys only
         grouping = groups_of(self._run, by)
-        check_room(self._run, grouping, most_bytes)
-        found = {}
-        for name in self._run.layers:
+        check_memory(self._run, grouping, most_bytes)
+        weights = {}
+        for name, dual in duals.items():
             progress(name)
-            found[name] = shares(self._run, self._ledger, self._scope.slots(name), self._selection, grouping)
-        return Shares(Table(grouping.columns), self._run.layers, found, self._assembled, summed_up=self._is_summed_up())
+            weights[name] = dual.group_weights(grouping)
+        assemble = partial(assembled, self._run, self._snapshot)
+        return Shares(Table(grouping.columns), weights, assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.
@@ -229,7 +212,7 @@ class Memory:
         if self._is_summed_up():
             for name in self._run.layers:
                 parameters |= self._sum_up(name, start)
-        return self._assembled(model, parameters)
+        return assembled(self._run, self._snapshot, model, parameters)
 
     @property
     def _snapshot(self) -> Shard:
@@ -240,16 +223,10 @@ class Memory:
         """Whether the parameters of this view are in no snapshot."""
         return bool(self._selection.conditions) or self._snapshot.info.last_step < self._selection.until
 
-    def _assembled(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
-        """A copy of the model with these parameters, and all others from the last snapshot."""
-        match_modules(model, self._run.layers)
-        result, state = copy.deepcopy(model), _state(self._snapshot)
-        _load_state(result, state | {name: one.to(state[name].dtype) for name, one in parameters.items()})
-        return result
-
     def _sum_up(self, layer: str, start: Shard) -> dict[str, Tensor]:
-        found = weights(self._run, self._ledger, self._scope.slots(layer), self._selection, start)
-        dtypes = {name: stored_tensor(self._run.shards[0], state_tensor(name)).dtype for name in found}
+        rebuilt = self._sources.duals.of(layer).rebuild(start)
+        found = named_parameters(self._run.layers[layer], {use: one.whole for use, one in rebuilt.items()})
+        dtypes = {use.parameter.name: stored_parameter(start, use.parameter).dtype for use in rebuilt}
         return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
@@ -258,44 +235,8 @@ class Memory:
         Of the whole run, whatever the view. `progress` is called with each layer's name as its turn comes.
         """
         if self._certificate is None:
-            self._certificate = self._verify(progress)
+            self._certificate = verify(self._run, lambda layer: self._sources.duals.of(layer).certify(), progress)
         return self._certificate
-
-    def _verify(self, progress: Callable[[str], None]) -> Certificate:
-        for shard in self._run.shards:
-            shard.check()
-        storage = self._run.manifest.storage
-        layers: dict[str, LayerCertificate] = {}
-        if storage.values:
-            for name, layer in self._run.layers.items():
-                progress(name)
-                layers[name] = self._certify(Slots(self._run, layer))
-        return Certificate(
-            layers=layers,
-            tolerance=TOLERANCE[storage.dtype],
-            steps=self._run.steps,
-            steps_certified=self._run.snapshot(self._run.steps).info.last_step,
-            steps_audited=audited_steps(self._run),
-            worst_residual=self.summary()["worst_residual"],
-            keys_only=not storage.values,
-            unread=self._run.unread,
-        )
-
-    def _certify(self, slots: Slots) -> LayerCertificate:
-        found = LayerCertificate(*certify(self._run, self._ledger, slots))
-        if self._scope.elementwise(slots.layer.name) and not found.ok(TOLERANCE[self._run.manifest.storage.dtype]):
-            return replace(found, cancelled=cancelled(self._run, slots.layer))
-        return found
-
-    def _compare(self, model: nn.Module) -> str | None:
-        """Whether a model's weights are those the run ends with."""
-        final = self._run.snapshot(self._run.steps)
-        parameters = {clean_name(name): p for name, p in model.named_parameters()}
-        for one in self._run.manifest.parameters:
-            there = stored_tensor(final, state_tensor(one.name))
-            if not torch.equal(parameters[one.name].detach().cpu(), there):
-                return f"the model's {one.name!r} is not the one this run ends with (step {self._run.steps})"
-        return None
 
     def _check_layer(self, layer: str) -> None:
         if layer not in self._run.layers:
@@ -308,7 +249,7 @@ class Memory:
     def _lines(self) -> dict[str, str]:
         lines = summary_lines(self._run)
         if self._selection != Selection(self._run.steps):
-            lines["view"] = _describe(self._selection)
+            lines["view"] = str(self._selection)
         lines["certificate"] = self._certificate.headline if self._certificate else "not measured yet: verify()"
         return lines
 
@@ -318,33 +259,3 @@ class Memory:
     def _repr_html_(self) -> str:
         cells = ((escape(name), escape(value)) for name, value in self._lines().items())
         return "<table>" + "".join(f"<tr><th>{name}</th><td>{value}</td></tr>" for name, value in cells) + "</table>"
-
-
-def _describe(selection: Selection) -> str:
-    """A view in words: `first 100 steps, task in ('mnist',), not label in (3, 5)`."""
-    parts = [f"first {selection.until:,} steps"]
-    for one in selection.conditions:
-        words = " and ".join(f"{name} in {values}" for name, values in one.values.items())
-        parts.append(f"not ({words})" if one.inverted else words)
-    return ", ".join(parts)
-
-
-def _state(snapshot: Shard) -> dict[str, Tensor]:
-    """All parameters and buffers of a snapshot, by name."""
-    state = {}
-    for prefix in (STATE_PARAMETERS, STATE_BUFFERS):
-        for name in snapshot.names(prefix):
-            state[name.removeprefix(prefix)] = stored_tensor(snapshot, name)
-    return state
-
-
-def _load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            stored = state.get(clean_name(name))
-            if stored is None:
-                raise QueryError(f"the model has {clean_name(name)!r}, which the run does not know")
-            if stored.shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)}, in the run {tuple(stored.shape)}"
-                raise QueryError(f"the model's {clean_name(name)!r} has shape {shapes}")
-            tensor.copy_(stored)

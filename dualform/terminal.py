@@ -17,7 +17,7 @@ from dualform.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dualform.certificate import Certificate
+    from dualform.dual.certificate import Certificate
     from dualform.text import Passage
 
 _PICTURE_WIDTH = 12  # of a caption; six of them fit into 80 columns

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from dualform.contribution import LayerContribution
+    from dualform.attention.contribution import LayerContribution
     from dualform.memory import Memory
     from dualform.table import Table
 

@@ -1,21 +1,10 @@
-"""Kinds of layers, each one bilinear map; and the registry, through which everybody else finds them.
+"""Kinds of layers, each one bilinear map; and the registry, through which everybody else finds them."""
 
-kind_of(layer).keys(layer, rows)
-register(MyKind())                  # before recording, and before reading what was recorded
-"""
-
-from collections.abc import Iterator
-
-from torch import nn
-
-from dualform.errors import RunError
 from dualform.kinds.base import Candidate, Kind, OnErrors, OnKeys
-from dualform.kinds.embedding import Embedding
-from dualform.kinds.gates import Gates
 from dualform.kinds.keys import Keys, paired_with
-from dualform.kinds.linear import Linear
+from dualform.kinds.modules import match_modules
 from dualform.kinds.probe import Probe
-from dualform.store.schema import Layer, Manifest, clean_name
+from dualform.kinds.registry import candidates, check_kinds, kind_of, register
 
 __all__ = [
     "Candidate",
@@ -27,44 +16,7 @@ __all__ = [
     "candidates",
     "check_kinds",
     "kind_of",
+    "match_modules",
     "paired_with",
     "register",
 ]
-
-_KINDS: dict[str, Kind] = {}
-
-
-def register(kind: Kind) -> None:
-    """Make a kind known; it takes the place of one of the same name."""
-    _KINDS[kind.name] = kind
-
-
-for _kind in (Linear(), Embedding(), Gates()):
-    register(_kind)
-
-
-def kind_of(layer: Layer) -> Kind:
-    return _KINDS[layer.kind]
-
-
-def check_kinds(manifest: Manifest, where: str) -> None:
-    """Raise unless every layer of a manifest is of a known kind, and fits it; the error names `where`."""
-    for layer in manifest.layers:
-        if layer.kind not in _KINDS:
-            raise RunError(
-                f"{where} says that layer {layer.name!r} is of kind {layer.kind!r}, which this dualform does not know: "
-                "upgrade with pip install --upgrade dualform, or register the kind first"
-            )
-        try:
-            kind_of(layer).check(layer)
-        except ValueError as error:
-            raise RunError(f"{where} is not a sound manifest: {error}") from None
-
-
-def candidates(model: nn.Module) -> Iterator[Candidate]:
-    """Every layer of a known kind in a model, recordable or not."""
-    modules = dict(model.named_modules())
-    for name, module in modules.items():
-        parent = modules[name.rpartition(".")[0]]
-        for kind in _KINDS.values():
-            yield from kind.candidates(clean_name(name), module, parent)

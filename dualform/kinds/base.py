@@ -131,12 +131,12 @@ class Kind(ABC):
         return (layer.d_out,) if use.columns is None else (layer.d_out, use.width)
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
-        """A parameter as the map (d_out, width) it is."""
-        return parameter[:, None] if use.columns is None else parameter
+        """A parameter as the map (d_out, width) it is, seen in place; or several, one after the other."""
+        return parameter[..., None] if use.columns is None else parameter
 
     def from_map(self, use: Use, found: Tensor) -> Tensor:
         """A map as its parameter is shaped."""
-        return found[:, 0] if use.columns is None else found
+        return found[..., 0] if use.columns is None else found
 
     def apply(self, use: Use, found: Tensor, queries: Tensor) -> Tensor:
         """What a map makes of queries (queries, d_in), in the map's precision: (queries, d_out)."""

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from dualform.dual.shares import Shares
 from dualform.errors import QueryError, Refused, UnknownName
-from dualform.shares import Shares
 from dualform.store import clean_name
 from dualform.viewer import code
 from dualform.viewer.asked import Asked, MuteSet

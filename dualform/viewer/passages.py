@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dualform.attention.questions import Top
 from dualform.errors import QueryError, Refused
-from dualform.questions import Top
 from dualform.text import Passage, Text, passages
 from dualform.viewer import code
 from dualform.viewer.asked import Asked

@@ -5,10 +5,11 @@ from typing import Any
 
 from torch import Tensor
 
+from dualform.attention.plan import Question
+from dualform.attention.questions import Timeline, Top, Total
+from dualform.attention.spotlight import LayerSpotlight
 from dualform.companions import in_precision_of
 from dualform.errors import Refused, UnknownName
-from dualform.questions import Question, Timeline, Top, Total
-from dualform.spotlight import LayerSpotlight
 from dualform.table import Table
 from dualform.viewer import code
 from dualform.viewer.asked import Asked

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from dualform import Memory, store
+from dualform.attention.spotlight import LayerSpotlight
 from dualform.errors import DualformError, RunError
-from dualform.spotlight import LayerSpotlight
 from dualform.store import Run
 
 UNREAD = "(what was not read)"  # stands for the reason, which is compared by itself

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dualform.attention.questions import Top
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import QueryError
 from dualform.memory import Memory
-from dualform.questions import Top
 from dualform.text import Passage, Text, passages, prompt_passage
 
 POSITION = "position"

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dualform.certificate import Certificate
 from dualform.datasets.corpus import Corpus
+from dualform.dual.certificate import Certificate
 from dualform.experiments.language.answers import Answer, Expected
 from dualform.experiments.language.network import LAYER
 from dualform.experiments.language.plan import Experiment, Query

@@ -1,0 +1,93 @@
+"""What is asked about: some queries to a layer, and the way a question takes to its answer.
+
+plan = AttentionPlan(batch, [Top(10, per="id"), Total(by="label")])
+plan.explain()                  # whether a scan, an index or summed keys will answer each
+plan.answers()                  # one reading of the slots for all that need one
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from dualform.attention.folds import AttentionScores, GivenScores, Scores
+from dualform.attention.index import Index
+from dualform.dual.strategy import Duals
+from dualform.engine import Fold, Plan, carry_out
+from dualform.slots import By, Grouping, Slots, View
+from dualform.store import Layer
+
+
+@dataclass(frozen=True)
+class Sources:
+    """What answers are made of: the slots of a view, what was made of them, and an index of their keys."""
+
+    view: View
+    duals: Duals
+    index: Index
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """Some queries to a layer. Scores are attention weights, unless they were computed before."""
+
+    sources: Sources
+    layer: Layer
+    queries: Tensor  # (queries, d_in)
+    given: Tensor | None = None  # (slots, queries), of all slots of the layer
+    often: bool = False  # enough has been asked for an index to pay
+
+    @property
+    def slots(self) -> Slots:
+        return self.sources.view.slots(self.layer.name)
+
+    @cached_property
+    def scores(self) -> Scores:
+        """One for all folds, so that they are computed once."""
+        return AttentionScores(self.queries) if self.given is None else GivenScores(self.given)
+
+    def grouping(self, by: By | int | None) -> Grouping:
+        return self.sources.view.grouping(self.layer.name, by)
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way to an answer: what to feed, if anything, and what to make of it; or what to do then instead."""
+
+    how: str
+    answer: "Callable[[Any], Any | Route]"
+    fold: Fold | None = None  # None: nothing has to be read
+
+
+class Question(Protocol):
+    """Something to be asked of a layer."""
+
+    def route(self, batch: QueryBatch) -> Route:
+        """Decide, once, how it will be answered."""
+
+
+class AttentionPlan:
+    """How questions about some queries will be answered."""
+
+    def __init__(self, batch: QueryBatch, questions: Sequence[Question]) -> None:
+        self._batch, self._questions = batch, questions
+        self._routes = [question.route(batch) for question in questions]
+
+    def explain(self) -> str:
+        """A line for each question."""
+        pairs = zip(self._questions, self._routes, strict=True)
+        return "\n".join(f"{question}: {route.how}" for question, route in pairs)
+
+    def answers(self) -> list[Any]:
+        routes: list[Any] = list(self._routes)
+        while any(isinstance(route, Route) for route in routes):
+            folds = [route.fold for route in routes if isinstance(route, Route) and route.fold is not None]
+            slots, selection = self._batch.slots, self._batch.sources.view.selection
+            results = iter(carry_out(Plan(slots, selection, tuple(folds))) if folds else ())
+            routes = [
+                route.answer(None if route.fold is None else next(results)) if isinstance(route, Route) else route
+                for route in routes
+            ]
+        return routes

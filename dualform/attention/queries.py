@@ -1,0 +1,86 @@
+"""Queries: a test input's way through the model, caught at the recorded layers."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import RLock
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dualform.errors import QueryError, UnknownName
+from dualform.kinds import OnKeys, kind_of, match_modules
+from dualform.slots.blocks import keys_dtype
+from dualform.store import Layer, Run
+
+
+def queries_of(
+    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None
+) -> dict[str, Tensor]:
+    """Run the model once, in eval mode and without gradients, and keep each layer's inputs.
+
+    A layer that is called several times gets the queries of all calls, one after the other.
+    """
+    caught: dict[str, list[Tensor]] = defaultdict(list)
+    with watching(model, layers, lambda layer: _catch(layer, caught[layer.name], rows)), torch.no_grad():
+        call(model, inputs)
+    return {name: torch.cat(queries) for name, queries in caught.items() if queries}
+
+
+# Hooks see every forward pass through a model, and eval mode is the whole model's: one thread at a time.
+_one_at_a_time = RLock()
+
+
+@contextmanager
+def watching(
+    model: nn.Module, layers: Mapping[str, Layer], catch: Callable[[Layer], OnKeys]
+) -> Iterator[dict[str, nn.Module]]:
+    """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was."""
+    modules = match_modules(model, layers)
+    with _one_at_a_time:
+        handles = [
+            kind_of(layer).watch(modules[name], layer, catch(layer), lasting=False) for name, layer in layers.items()
+        ]
+        training = {module: module.training for module in model.modules()}
+        try:
+            model.eval()
+            yield modules
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module, mode in training.items():
+                module.training = mode
+
+
+def as_queries(run: Run, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Queries (..., d_in) by layer, as they are multiplied: (queries, d_in), in the precision of the run's keys."""
+    prepared = {}
+    for name, queries in given.items():
+        if name not in run.layers:
+            raise UnknownName("layer", name, run.layers)
+        width, dtype = run.layers[name].d_in, keys_dtype(run)
+        if queries.shape[-1] != width:
+            raise QueryError(f"a query of layer {name!r} has {width} entries, this one has {queries.shape[-1]}")
+        prepared[name] = queries.detach().to("cpu", dtype).reshape(-1, width)
+    return prepared
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+
+
+def _catch(layer: Layer, into: list[Tensor], rows: int | slice | None) -> Callable[..., None]:
+    def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> None:
+        into.append(chosen_rows(kind_of(layer).queries(layer, given), rows))
+
+    return on_keys
+
+
+def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:
+    """(rows, width), of all rows or of those at an index of the second dimension."""
+    if rows is not None and queries.dim() > 2:
+        queries = queries[:, rows]
+    return queries.detach().reshape(-1, queries.shape[-1])

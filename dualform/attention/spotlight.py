@@ -1,0 +1,113 @@
+"""Spotlights: the answers to queries, per layer, as tables a person can read.
+
+    spotlight = memory.attend(model, images)
+    layer = spotlight["layers.2"]
+    layer.top(10)                      # the training slots with the highest attention weights
+    layer.total(by="label")            # attention summed over groups of slots
+    layer.output()                     # the layer's output, from the slots alone
+    layer.contribution(3).top(10)      # the slots that speak loudest for class 3
+
+Each call reads the slots once; `collect` answers several questions in one reading. After a few queries to a
+layer, sums and a sketch of its keys are kept, and further ones read little. A question can be kept and asked
+of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Output()`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from dualform.attention.answers import Answers
+from dualform.attention.contribution import LayerContribution, LayerEffective
+from dualform.attention.directions import Directions, Target, as_direction
+from dualform.attention.plan import Question, Sources
+from dualform.attention.questions import Output
+from dualform.dual.rebuilt import output_of
+from dualform.errors import QueryError, UnknownName
+
+Aim = Callable[[Target], Directions]
+
+
+class LayerSpotlight(Answers):
+    """One layer's answers to all queries, by attention weights."""
+
+    def __init__(self, sources: Sources, layer: str, queries: Tensor, aim: Aim | None) -> None:
+        super().__init__(sources, layer, queries)
+        self._aim = aim
+
+    def output(self) -> Tensor:
+        """The dual form's output, (queries, d_out): equals the layer's output."""
+        output: Tensor = self.collect(Output())[0]
+        return output
+
+    def initial(self) -> Tensor:
+        """The part of the output that is due to no slot: the initial weights, as far as they are left."""
+        initial = self._sources.duals.initial(self.name)
+        return output_of(self._layer, initial, self.queries).to(self.queries.dtype)
+
+    def contribution(self, target: Target = None) -> LayerContribution:
+        """What each slot adds to an output: `layer.contribution(3).top(10)`, `.total(by="label")`, `.timeline()`.
+
+        `target` is a class (an output of the model, counted from 0), a class for each input, or None: the
+        class the model predicts. Of the layer that computes the model's output, contributions and the initial
+        part add up to that output, exactly. Of a layer further inside, they add up to its own output along
+        the gradient of the target: a first order answer. A tensor of floats, (d_out,) or (queries, d_out),
+        is a direction of this layer's output to begin with.
+        """
+        given = as_direction(target, len(self.queries), self._layer)
+        if given is not None:
+            return LayerContribution(self._sources, self.name, self.queries, given, None)
+        if self._aim is None:
+            raise QueryError(
+                "a class can be a target only where the model is known: memory.attend(model, inputs). With "
+                f"queries alone, pass a direction of the output of {self.name!r}, a tensor of floats"
+            )
+        found = self._aim(target)
+        return LayerContribution(self._sources, self.name, self.queries, found.layers[self.name], found.classes)
+
+    def effective(self, unit: int) -> LayerEffective:
+        """The attention weight of each slot as it takes effect in one output unit: sum_j R_t[unit, j] x_t[j] q[j].
+
+        With a linear optimiser that is c_t x_t . q for all units. What the unit gets from a slot is this
+        times its value: `contribution`.
+        """
+        return LayerEffective(self._sources, self.name, self.queries, unit)
+
+    def __repr__(self) -> str:
+        return f"LayerSpotlight({self.name!r}: {len(self.queries):,} queries of width {self.queries.shape[1]})"
+
+
+class Spotlight:
+    """The queries of a test input in every recorded layer: `spotlight["layers.2"].top(10)`.
+
+    `note` says so when the model that made the queries is not the one the memory ends with.
+    """
+
+    def __init__(
+        self, sources: Sources, queries: Mapping[str, Tensor], note: str | None, aim: Aim | None = None
+    ) -> None:
+        self._layers = {name: LayerSpotlight(sources, name, q, aim) for name, q in queries.items()}
+        self.note = note
+
+    def __getitem__(self, layer: str) -> LayerSpotlight:
+        if layer not in self._layers:
+            raise UnknownName("layer", layer, self._layers)
+        return self._layers[layer]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layers)
+
+    def __len__(self) -> int:
+        return len(self._layers)
+
+    def collect(self, *questions: Question) -> dict[str, list[Any]]:
+        """The answers of every layer, each layer read once."""
+        return {name: layer.collect(*questions) for name, layer in self._layers.items()}
+
+    def __repr__(self) -> str:
+        lines = [f"  {name}: {len(layer.queries):,} queries" for name, layer in self._layers.items()]
+        return "\n".join(["Spotlight", *lines, *([f"  note: {self.note}"] if self.note else [])])
+
+    def _repr_html_(self) -> str:
+        rows = "".join(f"<li>{name}: {len(layer.queries):,} queries</li>" for name, layer in self._layers.items())
+        return f"<b>Spotlight</b><ul>{rows}</ul>{self.note or ''}"

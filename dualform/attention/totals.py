@@ -1,0 +1,82 @@
+"""Sums of attention weights over groups of slots, each in the cheapest way that is exact.
+
+- Without absolute values, or where neither keys nor queries are negative, by linearity: the sum over a
+  group is (sum of its keys) . q.
+- With absolute values, where keys are stored once however often they come: every stored key is scored
+  once, and counts for as much as its slots in a group do together.
+- Else slot by slot.
+
+The first two keep something small that serves all later queries without another reading of the slots.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dualform.attention.folds import KeyCountFold, KeySumFold, TotalFold
+from dualform.attention.plan import QueryBatch, Route
+from dualform.errors import QueryError
+from dualform.slots import By, size
+
+_COUNTED_CELLS = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Which sums are meant; `route` says how they are found: (groups, queries)."""
+
+    by: By | int | None
+    absolute: bool
+    valued: bool
+
+    def route(self, batch: QueryBatch) -> Route:
+        if batch.given is not None:
+            if self.valued:
+                raise QueryError("valued=True is for attention weights; these scores already count values")
+            return self._slot_by_slot(batch, None)
+        strengths = batch.sources.duals.of(batch.layer.name).strengths() if self.valued else None
+        sums = batch.sources.index.sums.get(self._key(batch, KeySumFold))
+        if not self.absolute or (bool((batch.queries >= 0).all()) and (sums is None or sums.nonnegative)):
+            return self._by_summed_keys(batch, strengths)
+        return self._by_sizes(batch, strengths)
+
+    def _by_summed_keys(self, batch: QueryBatch, strengths: Any) -> Route:
+        grouping = batch.grouping(self.by)
+        how = f"keys summed up in {size(grouping):,} groups"
+
+        def totals(sums: KeySumFold) -> Tensor | Route:
+            if self.absolute and not sums.nonnegative:  # it was hoped that no key is: one more reading
+                return self._by_sizes(batch, strengths)
+            return sums.totals(batch.queries)
+
+        fold = KeySumFold(grouping, batch.layer.d_in, strengths)
+        return self._kept(batch, fold, how, totals)
+
+    def _by_sizes(self, batch: QueryBatch, strengths: Any) -> Route:
+        slots, groups = batch.slots, size(batch.grouping(self.by))
+        if not slots.indexed or slots.stored * groups > _COUNTED_CELLS:
+            return self._slot_by_slot(batch, strengths)
+        fold = KeyCountFold(slots, batch.grouping(self.by), strengths)
+        how = f"each of {slots.stored:,} stored keys once, times its slots in {groups:,} groups"
+        return self._kept(batch, fold, how, lambda counts: counts.totals(batch.queries))
+
+    def _slot_by_slot(self, batch: QueryBatch, strengths: Any) -> Route:
+        fold = TotalFold(batch.scores, batch.grouping(self.by), len(batch.queries), self.absolute, strengths)
+        return Route("a scan of all slots", lambda found: found.totals, fold)
+
+    def _kept(self, batch: QueryBatch, fold: Any, how: str, totals: Any) -> Route:
+        """By sums that are kept for further queries; nothing has to be read if they are there already."""
+        kept, key = batch.sources.index.sums, self._key(batch, type(fold))
+        if key in kept:
+            return Route(f"{how}, kept from before", lambda _: totals(kept[key]))
+
+        def keep(found: Any) -> Tensor | Route:
+            kept[key] = found
+            answer: Tensor | Route = totals(found)
+            return answer
+
+        return Route(f"a scan, for {how}", keep, fold)
+
+    def _key(self, batch: QueryBatch, kind: type) -> tuple[Any, ...]:
+        return batch.layer.name, kind, self.by, self.valued

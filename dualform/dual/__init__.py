@@ -1,0 +1,1 @@
+"""Parameters as sums over slots: coefficients, rebuilding, contributions, muting, certificates."""

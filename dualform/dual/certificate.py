@@ -1,0 +1,167 @@
+"""The certificate: the measured distance between the primal and the dual form of a run."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dualform.dual.distance import Distance, Stretch
+from dualform.store import Run, Shard
+from dualform.store.schema import AUDIT
+from dualform.store.summary import worst_residual
+
+
+@dataclass(frozen=True)
+class LayerCertificate:
+    """A layer over the whole run (None: no steps), and over each chapter."""
+
+    whole: Stretch | None
+    chapters: list[Stretch]
+    # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
+    cancelled: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def relative_error(self) -> float:
+        """The larger of weight's and bias': |dual - primal| / |W_T - W_0|."""
+        return self.whole.relative_error if self.whole else 0.0
+
+    def failed(self, tolerance: float) -> list[Stretch]:
+        """Stretches that are not exact."""
+        stretches = [*self.chapters, *([self.whole] if self.whole else [])]
+        return [stretch for stretch in stretches if not stretch.ok(tolerance)]
+
+    def ok(self, tolerance: float) -> bool:
+        return not self.failed(tolerance)
+
+    def _note(self, name: str, distance: Distance, tolerance: float) -> str | None:
+        share = self.cancelled.get(name, 0.0)
+        if share and not distance.ok(tolerance):
+            return f"NOT EXACT: {100 * share:.3g}% of its gradients are only rounding, which the optimiser magnifies"
+        return "no net gradient" if distance.no_net_gradient else None
+
+    def to_dict(self, tolerance: float) -> dict[str, Any]:
+        parameters = {}
+        for name, distance in (self.whole.parameters if self.whole else {}).items():
+            parameters[name] = {"relative_error": distance.relative, "note": self._note(name, distance, tolerance)}
+        return {
+            "relative_error": self.relative_error,
+            "ok": self.ok(tolerance),
+            "parameters": parameters,
+            "chapters": [
+                {"first_step": c.first_step, "last_step": c.last_step, "relative_error": c.relative_error}
+                for c in self.chapters
+            ],
+        }
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Made by `memory.verify()`; `ok` if every layer is within the tolerance of its storage precision."""
+
+    layers: dict[str, LayerCertificate]
+    tolerance: float
+    steps: int
+    steps_certified: int
+    steps_audited: int
+    worst_residual: float
+    keys_only: bool
+    unread: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Everything that was read is exact. Keys alone prove nothing, so they are not ok; nor are steps unseen."""
+        certified = all(layer.ok(self.tolerance) for layer in self.layers.values())
+        return certified and not self.keys_only and not self._nothing_seen and self.unread is None
+
+    @property
+    def _nothing_seen(self) -> bool:
+        """The recording stopped inside a step before any snapshot could be taken."""
+        return self.steps > 0 and self.steps_certified == 0
+
+    @property
+    def relative_error(self) -> float:
+        return max((layer.relative_error for layer in self.layers.values()), default=0.0)
+
+    @property
+    def headline(self) -> str:
+        if self.keys_only:
+            return "not available: keys only"
+        if self._nothing_seen:
+            return f"not available: no snapshot was taken after any of {self.steps:,} steps"
+        if not self.ok:
+            return f"NOT EXACT: {self._failure}"
+        within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
+        return f"dual = primal to {self.relative_error:.1e} ({within})"
+
+    @property
+    def _failure(self) -> str:
+        """Of what failed, the worst."""
+        failed = [stretch for layer in self.layers.values() for stretch in layer.failed(self.tolerance)]
+        if not failed:
+            return "not all of the run could be read"
+        worst = max(failed, key=lambda stretch: stretch.relative_error)
+        where = f"steps {worst.first_step:,} to {worst.last_step:,}"
+        return f"dual and primal differ by {worst.relative_error:.1e} in {where} (tolerance {self.tolerance:.0e})"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "headline": self.headline,
+            "relative_error": None if self.keys_only else self.relative_error,
+            "tolerance": self.tolerance,
+            "layers": {name: layer.to_dict(self.tolerance) for name, layer in self.layers.items()},
+            "steps": self.steps,
+            "steps_certified": self.steps_certified,
+            "steps_audited": self.steps_audited,
+            "worst_residual": self.worst_residual,
+            "keys_only": self.keys_only,
+            "unread": self.unread,
+        }
+
+    def __str__(self) -> str:
+        lines = [self.headline]
+        for name, layer in self.layers.items():
+            mark = "ok" if layer.ok(self.tolerance) else "NOT EXACT"
+            lines.append(f"  {name}: relative error {layer.relative_error:.1e}  {mark}")
+            notes = {one: facts["note"] for one, facts in layer.to_dict(self.tolerance)["parameters"].items()}
+            lines += [f"    {one}: {note}" for one, note in notes.items() if note]
+        lines.append(
+            f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
+            f"recording (residual {self.worst_residual:.1e} at worst)"
+        )
+        return "\n".join([*lines, *([f"  not read: {self.unread}"] if self.unread else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "<pre>" + str(self).replace("<", "&lt;") + "</pre>"
+
+
+def verify(
+    run: Run, certify: Callable[[str], LayerCertificate], progress: Callable[[str], None] = lambda layer: None
+) -> Certificate:
+    """Read every byte of a run, and certify it layer by layer; `progress` is told of each."""
+    for shard in run.shards:
+        shard.check()
+    storage = run.manifest.storage
+    layers: dict[str, LayerCertificate] = {}
+    for name in run.layers if storage.values else ():
+        progress(name)
+        layers[name] = certify(name)
+    return Certificate(
+        layers=layers,
+        tolerance=storage.precision.tolerance,
+        steps=run.steps,
+        steps_certified=run.snapshot(run.steps).info.last_step,
+        steps_audited=sum(_audited_steps(shard) for _, shard in run.chapters()),
+        worst_residual=worst_residual(run),
+        keys_only=not storage.values,
+        unread=run.unread,
+    )
+
+
+def _audited_steps(shard: Shard) -> int:
+    """Count the steps whose gradients were explained while recording."""
+    residuals = [shard[name] for name in shard.names(AUDIT)]
+    return int((~np.isnan(np.stack(residuals))).any(axis=0).sum()) if residuals else 0

@@ -1,0 +1,221 @@
+"""The dual form under an optimiser that divides elementwise, such as Adam: coefficients R_t are matrices.
+
+    W_until = pW (.) W_since + pm (.) m_since + sum_t R_t (.) e_t x_t^T
+    contribution of a slot to a direction g:  e_t^T (R_t (.) g q^T) x_t
+
+R_t multiplies all slots of a step alike, so their products are summed up first: R_t (.) E^T X. It is known from the
+last step to the first, so chapters are replayed in that order, one after the other.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dualform.algebra import Adjoint, Rule
+from dualform.dual.certificate import LayerCertificate
+from dualform.dual.certify_elementwise import certify
+from dualform.dual.coefficients import Array
+from dualform.dual.group_weights import GroupWeight, gradients_by_group
+from dualform.dual.linear import Strengths
+from dualform.dual.long_sum import LongSum
+from dualform.dual.rebuilt import Rebuilt, sharing
+from dualform.dual.replay import Move, Replay
+from dualform.dual.state import initial_part, stored_parameter
+from dualform.engine import Fold, Plan, carry_out
+from dualform.errors import NotRecorded, QueryError
+from dualform.kinds import kind_of, paired_with
+from dualform.slots import Block, ByTags, Selection, View, size
+from dualform.store import Layer, Parameter, Shard, Use
+
+
+class ElementwiseDual:
+    """A layer's dual form, with matrices for coefficients."""
+
+    def __init__(self, view: View, layer: Layer, rule: Rule) -> None:
+        self._view, self._layer, self._rule = view, layer, rule
+        self._sharing = sharing(view.run.manifest, layer)
+
+    def _replayed(self, fold: "_ReplayFold", since: int = 0) -> Any:
+        return carry_out(Plan(fold.replay, self._view.selection, (fold,), since))[0]
+
+    def _replay(self, units: Tensor | None = None) -> Replay:
+        return Replay(self._view.run, self._sharing, self._rule, units)
+
+    def rebuild(self, since: Shard) -> dict[Use, Rebuilt]:
+        added = AddedFold(self._replay(), self._view.selection)
+        sums = self._replayed(added, since.info.last_step)
+        kind, found = kind_of(self._layer), {}
+        for use in self._layer.uses:
+            if use.trained:
+                initial = added.initial(since, use.parameter)
+                slots = torch.zeros_like(initial) + sums[use.parameter].total
+            else:
+                initial = stored_parameter(since, use.parameter).double()
+                slots = torch.zeros_like(initial)
+            found[use] = Rebuilt(kind.as_map(use, initial), kind.as_map(use, slots))
+        return found
+
+    def initial(self) -> dict[Use, Tensor] | None:
+        return None  # it is known after the first step only, which is replayed last
+
+    def output_fold(self, queries: Tensor) -> Fold | None:
+        return None  # slots are summed up to what they have made of the weights first
+
+    def scores(self, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
+        if len(self._sharing) > 1:
+            raise NotRecorded(f"the weight of layer {self._layer.name!r} has other uses, whose slots contribute too")
+        scores = torch.zeros(len(self._view.slots(self._layer.name)), len(queries), dtype=queries.dtype)
+        units = torch.nonzero(directions.any(dim=0)).flatten()  # nobody asks about the others
+        if len(units):  # else, say at a unit that is off, nothing contributes
+            self._replayed(ScoresFold(self._replay(units), queries, directions[:, units], valued, scores))
+        return scores
+
+    def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
+        fold, run = GroupsFold(self._replay(), self._view.selection, grouping), self._view.run
+        found = {}
+        for parameter, sums in self._replayed(fold).items():
+            whole = fold.initial(run.shards[0], parameter)
+            groups = torch.zeros(size(grouping), *whole.shape, dtype=torch.float64)
+            for group, total in enumerate(one.total for one in sums):
+                whole += total
+                groups[group] += total
+            found[parameter] = GroupWeight.of(run, parameter, whole, groups)
+        return found
+
+    def certify(self) -> LayerCertificate:
+        return certify(self._replay())
+
+    def coefficient(self, block: Block) -> Array | None:
+        return None
+
+    def strengths(self) -> Strengths:
+        raise QueryError(
+            f"layer {self._layer.name!r} was trained by an optimiser that divides elementwise: a slot has no single "
+            "coefficient to weigh attention by. Ask for layer.contribution(...).total(...) instead"
+        )
+
+
+class _ReplayFold:
+    """What folds over replayed steps have in common: one adjoint a parameter, which needs them latest first."""
+
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self._adjoints = {parameter: Adjoint() for parameter in replay.parameters}
+
+    def add(self, move: Move) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> Any:
+        raise NotImplementedError
+
+    def _coefficients(self, move: Move) -> dict[Parameter, Any]:
+        """R_t of each parameter that moved; a number, before RAdam divides."""
+        return {one: self._adjoints[one].back(moved.step()) for one, moved in move.parameters.items()}
+
+    def initial(self, since: Shard, parameter: Parameter) -> Tensor:
+        """What the steps so far have left of a snapshot before them, in float64."""
+        adjoint = self._adjoints[parameter]
+        return initial_part(since, parameter, self.replay.rule.momentum, adjoint.weight, adjoint.momentum)
+
+    def merge(self, other: Any) -> None:
+        raise NotImplementedError("a replay is not split: its coefficients go from step to step")
+
+
+class AddedFold(_ReplayFold):
+    """What the chosen slots have added to each parameter."""
+
+    def __init__(self, replay: Replay, selection: Selection) -> None:
+        super().__init__(replay)
+        self._selection = selection
+        self._sums = {parameter: LongSum() for parameter in replay.parameters}
+
+    def add(self, move: Move) -> None:
+        for parameter, coefficient in self._coefficients(move).items():
+            if not self._selection.conditions:
+                self._sums[parameter].add(coefficient * move.parameters[parameter].gradient)
+                continue
+            for added in _gradients(self.replay, move, parameter, self._selection):
+                self._sums[parameter].add(coefficient * added)
+
+    def finish(self) -> dict[Parameter, LongSum]:
+        return self._sums
+
+
+def _gradients(replay: Replay, move: Move, parameter: Parameter, selection: Selection) -> list[Tensor]:
+    """What the chosen slots of a step have in a parameter's gradient, for each use and pass."""
+    return [
+        kind_of(layer).from_map(use, block.product(use, block.values) * float(block.factors(use)[0]))
+        for layer in replay.layers
+        for use in layer.trained
+        if use.parameter == parameter
+        for block in replay.blocks(move, layer, selection)
+    ]
+
+
+class GroupsFold(_ReplayFold):
+    """The same for each group of slots."""
+
+    def __init__(self, replay: Replay, selection: Selection, grouping: ByTags) -> None:
+        super().__init__(replay)
+        self._selection, self._grouping = selection, grouping
+        self._sums = {one: [LongSum() for _ in range(size(grouping))] for one in replay.parameters}
+
+    def add(self, move: Move) -> None:
+        coefficients = self._coefficients(move)
+        for layer in self.replay.layers:
+            slots, blocks = self.replay.slots[layer.name], self.replay.blocks(move, layer, self._selection)
+            uses = [use for use in layer.trained if use.parameter in coefficients]
+            for use, group, found in gradients_by_group(slots, blocks, self._grouping, uses):
+                added = kind_of(layer).from_map(use, found)
+                self._sums[use.parameter][group].add(coefficients[use.parameter] * added)
+
+    def finish(self) -> dict[Parameter, list[LongSum]]:
+        return self._sums
+
+
+class ScoresFold(_ReplayFold):
+    """What each slot of a layer adds to directions of its output, (queries, units), into (slots, queries)."""
+
+    def __init__(self, replay: Replay, queries: Tensor, directions: Tensor, valued: bool, scores: Tensor) -> None:
+        super().__init__(replay)
+        layer, dtype = replay.layers[0], replay.dtype
+        self._uses: Sequence[Use] = layer.trained if valued else layer.attended
+        self._valued, self._scores = valued, scores
+        towards = zip(queries.to(dtype), directions.to(dtype), strict=True)
+        self._aims = [_Aim(query, direction, self._uses) for query, direction in towards]
+
+    def add(self, move: Move) -> None:
+        layer, coefficients = self.replay.layers[0], self._coefficients(move)
+        maps = {}
+        for use in (use for use in self._uses if use.parameter in coefficients):
+            gradient = move.parameters[use.parameter].gradient
+            whole = torch.as_tensor(coefficients[use.parameter], dtype=gradient.dtype).expand(gradient.shape)
+            maps[use] = kind_of(layer).as_map(use, whole)
+        units = self.replay.units
+        for block in self.replay.blocks(move, layer):
+            values = block.values[:, units] if self._valued else torch.ones(len(block), len(units), dtype=block.dtype)  # type: ignore[arg-type]
+            found = [aim.scores(block, values, maps) for aim in self._aims]
+            self._scores[torch.from_numpy(block.slots)] = torch.stack(found, dim=1).to(self._scores.dtype)
+
+    def finish(self) -> Tensor:
+        return self._scores
+
+
+class _Aim:
+    """One query and its direction, of which only the units that are not zero count."""
+
+    def __init__(self, query: Tensor, direction: Tensor, uses: Sequence[Use]) -> None:
+        self._queries = {use: paired_with(use, query[None])[0] for use in uses}  # (width,) each
+        self._units = torch.nonzero(direction).flatten()
+        self._direction = direction[self._units]  # (units,)
+
+    def scores(self, block: Block, values: Tensor, coefficients: Mapping[Use, Tensor]) -> Tensor:
+        """(slots,)"""
+        pointing = values[:, self._units] * self._direction  # (slots, units)
+        found = torch.zeros(len(block), dtype=values.dtype)
+        for use, coefficient in coefficients.items():
+            effective = block.keys.of(use).effective(coefficient[self._units], self._queries[use])
+            found += float(block.factors(use)[0]) * (pointing * effective).sum(dim=1)
+        return found

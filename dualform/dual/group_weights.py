@@ -1,0 +1,182 @@
+"""What each group of slots has added to a layer's parameters, all groups in one reading.
+
+    W_g = sum over the slots t of group g of c_t e_t x_t^T        W = initial part + sum_g W_g
+
+A product of few slots takes nearly as long as one of many. So values are read a block at a time and collected by
+group and key, in which visits to the same key become one row, before keys are read: group by group, in large pieces.
+Under an optimiser that divides elementwise a step is a stretch of its own, for all of it shares one coefficient R_t.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.dual.coefficients import ParameterCoefficients
+from dualform.errors import QueryError, listing
+from dualform.kinds import kind_of
+from dualform.slots import Block, By, ByTags, Slots, size
+from dualform.store import Parameter, Run, Use
+from dualform.store.schema import state_tensor
+
+Array = NDArray[Any]
+
+_COLLECTED_ROWS = 1 << 16  # rows of values that are collected before keys are read
+_COLLECTED_BYTES = 1 << 28  # and what these may take
+_ROW_VISITS = 64  # summed up in a row before sums go on in float64
+_PIECE_NUMBERS = 1 << 21  # keys and values of one product: 8 MB in float32
+_SUM_BYTES = 12  # of a sum while it is made: in float64, and under some optimisers in float32 besides
+
+
+@dataclass(frozen=True)
+class GroupWeight:
+    """A parameter, and what each group has added to it."""
+
+    whole: Tensor  # as the view has it, in float64
+    groups: Tensor  # (groups, *shape), in its own precision, at least float32
+
+    @classmethod
+    def of(cls, run: Run, parameter: Parameter, whole: Tensor, groups: Tensor) -> "GroupWeight":
+        return cls(whole, groups.to(_kept(run, parameter)))
+
+    def added(self, groups: Sequence[int]) -> Tensor:
+        """What these groups have added together, in float64."""
+        total = torch.zeros_like(self.whole)
+        for group in groups:
+            total += self.groups[group]
+        return total
+
+    @property
+    def nbytes(self) -> int:
+        return self.whole.nbytes + self.groups.nbytes
+
+
+def groups_of(run: Run, by: By) -> ByTags:
+    """The groups of all layers, numbered alike for each."""
+    if not by:
+        raise QueryError("to group slots takes at least one tag: by='label'")
+    used = [layer for layer in run.layers.values() if run.slots(layer.name)]
+    groupings = [ByTags.of(run, layer, by) for layer in used or list(run.layers.values())[:1]]
+    if len(groupings) == 1:
+        return groupings[0]
+    columns = [grouping.columns for grouping in groupings]
+    categories = {name: np.unique(np.concatenate([one[name] for one in columns])) for name in columns[0]}
+    shape = tuple(len(known) for known in categories.values())
+    places = [tuple(np.searchsorted(categories[name], one[name]) for name in categories) for one in columns]
+    return ByTags(categories, np.unique(np.concatenate([np.ravel_multi_index(place, shape) for place in places])))
+
+
+def check_memory(run: Run, grouping: ByTags, most_bytes: int) -> None:
+    """Raise before any slot is read if all group weights, with the sums of the layer at hand, would take more."""
+    groups = size(grouping)
+    counts = {one: prod(one.shape) for one in run.manifest.parameters if one.trained}
+    kept = sum(count * (8 + groups * _kept(run, one).itemsize) for one, count in counts.items())
+    widest = max(sum(counts[use.parameter] for use in layer.trained) for layer in run.layers.values())
+    needed = kept + groups * _SUM_BYTES * widest
+    if needed > most_bytes:
+        raise QueryError(
+            f"the weights due to each of {groups:,} groups by {listing(grouping.categories)} would take "
+            f"{needed / 2**30:,.2f} GiB, more than the {most_bytes / 2**30:,.2f} GiB of most_bytes: group by fewer "
+            "values, allow for more, or mute with memory.without(...), which takes no room"
+        )
+
+
+def _kept(run: Run, parameter: Parameter) -> torch.dtype:
+    """The precision they are kept in: a parameter's own, but where groups cancel, one below float32 leaves little."""
+    return torch.float64 if run.shards[0].dtype(state_tensor(parameter.name)) == "F64" else torch.float32
+
+
+class GroupWeightsFold:
+    """For each trained use of a layer, the sum over each group's slots of c_t e_t x_t^T: (groups, d_out, width)."""
+
+    def __init__(self, slots: Slots, grouping: ByTags, of: Mapping[Use, ParameterCoefficients]) -> None:
+        self._slots, self._grouping, self._of = slots, grouping, of
+        layer = slots.layer
+        self._sums = {use: torch.zeros(size(grouping), layer.d_out, use.width, dtype=torch.float64) for use in of}
+        self._most = min(_COLLECTED_ROWS, _COLLECTED_BYTES // (len(of) * layer.d_out * slots.dtype.itemsize))
+        self._blocks: list[Block] = []  # whose values are to be collected,
+        self._rows: Array = np.empty(0, dtype=np.int64)  # and the rows they go to: group * stored + key, ascending
+
+    def add(self, block: Block) -> None:
+        new = np.unique(self._rows_of(block))
+        rows, visits = _union(self._rows, new), sum(map(len, self._blocks))
+        if self._blocks and (len(rows) > self._most or visits > _ROW_VISITS * len(self._rows)):
+            self._sum_up()
+            rows = new
+        self._blocks.append(block)
+        self._rows = rows
+
+    def merge(self, other: "GroupWeightsFold") -> None:
+        for use, added in other.finish().items():
+            self._sums[use] += added
+
+    def finish(self) -> dict[Use, Tensor]:
+        self._sum_up()
+        return self._sums
+
+    def _rows_of(self, block: Block) -> Array:
+        """One number for a slot's group and key."""
+        return self._grouping.codes(block) * self._slots.stored + block.key_rows
+
+    def _sum_up(self) -> None:
+        """Read the keys of the rows, group by group, and add their products to the sums."""
+        if not self._blocks:
+            return
+        layer, collected = self._slots.layer, self._collect()
+        groups, keys = np.divmod(self._rows, self._slots.stored)
+        most = max(1, _PIECE_NUMBERS // (layer.keys.width + layer.d_out))
+        for group, span in _spans(groups):
+            for first in range(span.start, span.stop, most):
+                rows = slice(first, min(first + most, span.stop))
+                some = kind_of(layer).keys(layer, self._slots.keys.take(keys[rows]))
+                for use, values in collected.items():
+                    self._sums[use][group] += some.of(use).outer(values[rows])
+        self._rows = self._rows[:0]
+
+    def _collect(self) -> dict[Use, Tensor]:
+        """For each use c_t e_t, summed over the visits to each row: (rows, d_out)."""
+        shape = len(self._rows), self._slots.layer.d_out
+        found = {use: torch.zeros(shape, dtype=self._slots.dtype) for use in self._of}
+        while self._blocks:
+            block = self._blocks.pop(0)
+            index = torch.from_numpy(np.searchsorted(self._rows, self._rows_of(block)))
+            for use, of in self._of.items():
+                coefficient = torch.from_numpy(of.of(block, use)).to(block.dtype)[:, None]
+                found[use].index_add_(0, index, block.values * coefficient)
+        return found
+
+
+def gradients_by_group(
+    slots: Slots, blocks: Sequence[Block], grouping: ByTags, uses: Sequence[Use]
+) -> Iterator[tuple[Use, int, Tensor]]:
+    """What each group has in the gradient of one step, given its blocks: a map (d_out, width) for each use."""
+    if not blocks:
+        return
+    codes = np.concatenate([grouping.codes(block) for block in blocks])
+    order = np.argsort(codes, kind="stable")
+    [(_, block)] = slots.at(np.concatenate([block.slots for block in blocks])[order])  # a step is in one shard
+    rows, kind = slots.keys.take(block.key_rows), kind_of(slots.layer)
+    values = {use: block.values * torch.from_numpy(block.factors(use)).to(block.dtype)[:, None] for use in uses}
+    for group, span in _spans(codes[order]):
+        keys = kind.keys(slots.layer, rows[span])
+        for use in uses:
+            yield use, group, keys.of(use).outer(values[use][span])
+
+
+def _union(known: Array, new: Array) -> Array:
+    """The union of sorted numbers, of which few are new: quicker than np.union1d, which sorts them all again."""
+    places = np.searchsorted(known, new)
+    fresh = np.append(known, -1)[places] != new
+    return np.insert(known, places[fresh], new[fresh])
+
+
+def _spans(codes: Array) -> Iterator[tuple[int, slice]]:
+    """Each number that sorted ones have, and where it stands."""
+    starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
+    for start, end in zip(starts, [*starts[1:], len(codes)], strict=True):
+        yield int(codes[start]), slice(start, end)

@@ -1,0 +1,200 @@
+"""The dual form under an optimiser whose coefficients are numbers, such as SGD.
+
+    W_until = initial W_since + momentum m_since + sum_t c_t e_t x_t^T
+    contribution of a slot to a direction g:  c_t (e_t . g)(x_t . q)
+
+All slots of many steps are one product, and chapters can be read in any order.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from dualform.algebra import Rule
+from dualform.dual.certificate import LayerCertificate
+from dualform.dual.certify_linear import certify
+from dualform.dual.coefficients import Array, Ledger, ParameterCoefficients
+from dualform.dual.group_weights import GroupWeight, GroupWeightsFold
+from dualform.dual.rebuilt import Rebuilt, over_all_uses, sharing
+from dualform.dual.state import initial_part, stored_parameter
+from dualform.engine import Fold, Plan, carry_out
+from dualform.errors import NotRecorded
+from dualform.kinds import kind_of, paired_with
+from dualform.slots import Block, ByTags, View, size
+from dualform.store import Layer, Parameter, Shard, Use
+
+Coefficients = Mapping[str, ParameterCoefficients]
+
+
+class LinearDual:
+    """A layer's dual form, with numbers for coefficients."""
+
+    def __init__(self, view: View, layer: Layer, rule: Rule, ledger: Ledger) -> None:
+        self._view, self._layer, self._rule, self._ledger = view, layer, rule, ledger
+        self._sharing = sharing(view.run.manifest, layer)
+        self._parameters = [use.parameter for use in layer.trained]
+
+    def _between(self, since: int, until: int) -> Coefficients:
+        optimizer = self._parameters[0].optimizer
+        assert optimizer is not None
+        return self._ledger.between(optimizer, since, until)
+
+    @property
+    def _whole(self) -> Coefficients:
+        return self._between(0, self._view.selection.until)
+
+    def rebuild(self, since: Shard) -> dict[Use, Rebuilt]:
+        start, selection = since.info.last_step, self._view.selection
+        of = self._between(start, selection.until)
+
+        def added_by(layer: Layer) -> Mapping[Use, Tensor]:
+            plan = Plan(self._view.slots(layer.name), selection, (SumFold(layer, of),), start)
+            added: Mapping[Use, Tensor] = carry_out(plan)[0]
+            return added
+
+        kind, added = kind_of(self._layer), over_all_uses(self._sharing, self._parameters, added_by)
+        found = {}
+        for use in self._layer.uses:
+            initial = self._initial(since, use, of)
+            slots = kind.as_map(use, added[use.parameter]) if use.trained else torch.zeros_like(initial)
+            found[use] = Rebuilt(initial, slots)
+        return found
+
+    def initial(self) -> dict[Use, Tensor] | None:
+        return {use: self._initial(self._view.run.shards[0], use, self._whole) for use in self._layer.uses}
+
+    def _initial(self, since: Shard, use: Use, of: Coefficients) -> Tensor:
+        if not use.trained:  # it stays itself
+            found = stored_parameter(since, use.parameter).double()
+        else:
+            own = of[use.parameter.name]
+            found = initial_part(since, use.parameter, self._rule.momentum, own.initial, own.momentum)
+        return kind_of(self._layer).as_map(use, found)
+
+    def output_fold(self, queries: Tensor) -> Fold | None:
+        return None if self._tied else OutputFold(self._layer, self._whole, queries)
+
+    def scores(self, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
+        if self._tied:
+            raise NotRecorded(f"the weight of layer {self._layer.name!r} has other uses, whose slots contribute too")
+        slots = self._view.slots(self._layer.name)
+        fold = ScoresFold(self._layer, len(slots), self._whole, queries, directions, valued)
+        plan = Plan(slots, self._view.selection, (fold,) if directions.any() else ())
+        return next(iter(carry_out(plan)), fold.finish())  # at a unit that is off, nothing contributes
+
+    def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
+        run, of = self._view.run, self._whole
+
+        def added_by(layer: Layer) -> Mapping[Use, Tensor]:
+            slots = self._view.slots(layer.name)
+            fold = GroupWeightsFold(slots, grouping, {use: of[use.parameter.name] for use in layer.trained})
+            added: Mapping[Use, Tensor] = carry_out(Plan(slots, self._view.selection, (fold,)))[0]
+            return added
+
+        found, added = {}, over_all_uses(self._sharing, self._parameters, added_by)
+        for parameter in self._parameters:
+            own = of[parameter.name]
+            whole = initial_part(run.shards[0], parameter, self._rule.momentum, own.initial, own.momentum)
+            groups = added.get(parameter, torch.zeros(size(grouping), *parameter.shape, dtype=torch.float64))
+            found[parameter] = GroupWeight.of(run, parameter, whole + groups.sum(dim=0), groups)
+        return found
+
+    def certify(self) -> LayerCertificate:
+        return certify(self._view.run, self._layer, self._sharing, self._rule, self._between)
+
+    def coefficient(self, block: Block) -> Array | None:
+        use = self._layer.trained[0]
+        return self._whole[use.parameter.name].of(block, use)
+
+    def strengths(self) -> "Strengths":
+        use = self._layer.trained[0]
+        return Strengths(use, self._whole[use.parameter.name])
+
+    @property
+    def _tied(self) -> bool:
+        return len(self._sharing) > 1
+
+
+def weighted_values(block: Block, use: Use, of: ParameterCoefficients) -> Tensor:
+    """c_t e_t: (slots, d_out)"""
+    return block.values * torch.from_numpy(of.of(block, use)).to(block.dtype)[:, None]
+
+
+class SumFold:
+    """The sum of c_t e_t x_t^T for each trained use of a layer, in float64: (d_out, width)."""
+
+    def __init__(self, layer: Layer, of: Coefficients) -> None:
+        self._of = {use: of[use.parameter.name] for use in layer.trained}
+        self._sums = {use: torch.zeros(layer.d_out, use.width, dtype=torch.float64) for use in layer.trained}
+
+    def add(self, block: Block) -> None:
+        for use, of in self._of.items():
+            self._sums[use] += block.product(use, weighted_values(block, use, of)).double()
+
+    def merge(self, other: "SumFold") -> None:
+        for use, added in other._sums.items():
+            self._sums[use] += added
+
+    def finish(self) -> dict[Use, Tensor]:
+        return self._sums
+
+
+class OutputFold:
+    """The layer's output as attention over the slots: sum_t c_t e_t (x_t . q), biases with key 1. In float64."""
+
+    def __init__(self, layer: Layer, of: Coefficients, queries: Tensor) -> None:
+        self._of = {use: of[use.parameter.name] for use in layer.trained}
+        self._queries = {use: paired_with(use, queries) for use in layer.trained}
+        self._output = torch.zeros(len(queries), layer.d_out, dtype=torch.float64)
+
+    def add(self, block: Block) -> None:
+        for use, of in self._of.items():
+            attended = block.keys.of(use).pair(self._queries[use])
+            self._output += (attended @ weighted_values(block, use, of)).double()
+
+    def merge(self, other: "OutputFold") -> None:
+        self._output += other._output
+
+    def finish(self) -> Tensor:
+        return self._output
+
+
+class ScoresFold:
+    """What each slot of a layer adds: (slots, queries). Those that are not chosen have 0."""
+
+    def __init__(
+        self, layer: Layer, slots: int, of: Coefficients, queries: Tensor, directions: Tensor, valued: bool
+    ) -> None:
+        uses: Sequence[Use] = layer.trained if valued else layer.attended
+        self._of = {use: of[use.parameter.name] for use in uses}
+        self._queries = {use: paired_with(use, queries) for use in uses}
+        self._directions, self._valued = directions, valued  # (queries, d_out)
+        self._scores = torch.zeros(slots, len(queries), dtype=queries.dtype)
+
+    def add(self, block: Block) -> None:
+        directions = self._directions
+        pointing = block.values @ directions.mT if self._valued else directions.sum(dim=1).expand(len(block), -1)
+        found = torch.zeros(len(block), len(directions), dtype=self._scores.dtype)
+        for use, of in self._of.items():
+            strength = torch.from_numpy(of.of(block, use)).to(found.dtype)[:, None] * pointing  # (slots, queries)
+            found += strength * block.keys.of(use).pair(self._queries[use]).mT
+        self._scores[torch.from_numpy(block.slots)] = found
+
+    def merge(self, other: "ScoresFold") -> None:
+        self._scores += other._scores  # of other slots
+
+    def finish(self) -> Tensor:
+        return self._scores
+
+
+class Strengths:
+    """What each slot's attention weight is multiplied by: the size |c_t| ||e_t|| of what it points to."""
+
+    def __init__(self, use: Use, of: ParameterCoefficients) -> None:
+        self._use, self._of = use, of
+
+    def __call__(self, block: Block) -> Tensor:
+        """(slots,)"""
+        norms: Tensor = torch.linalg.vector_norm(block.values, dim=1)
+        return torch.from_numpy(self._of.of(block, self._use)).abs() * norms

@@ -1,0 +1,47 @@
+"""Models with the parameters of a run: put together from a snapshot and what was summed up from slots."""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dualform.dual.state import stored_parameter, stored_tensor
+from dualform.errors import QueryError
+from dualform.kinds import match_modules
+from dualform.store import Run, Shard, clean_name
+from dualform.store.schema import STATE_BUFFERS, STATE_PARAMETERS
+
+
+def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
+    """Copy a model, with these parameters, and all others and the buffers from a snapshot."""
+    match_modules(model, run.layers)
+    state = {}
+    for prefix in (STATE_PARAMETERS, STATE_BUFFERS):
+        for name in snapshot.names(prefix):
+            state[name.removeprefix(prefix)] = stored_tensor(snapshot, name)
+    result = copy.deepcopy(model)
+    _load_state(result, state | {name: tensor.to(state[name].dtype) for name, tensor in parameters.items()})
+    return result
+
+
+def _load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            stored = state.get(clean_name(name))
+            if stored is None:
+                raise QueryError(f"the model has {clean_name(name)!r}, which the run does not know")
+            if stored.shape != tensor.shape:
+                shapes = f"{tuple(tensor.shape)}, in the run {tuple(stored.shape)}"
+                raise QueryError(f"the model's {clean_name(name)!r} has shape {shapes}")
+            tensor.copy_(stored)
+
+
+def difference(run: Run, model: nn.Module) -> str | None:
+    """Say which of a model's parameters is not as the run left it; None: they all are."""
+    final = run.snapshot(run.steps)
+    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    for parameter in run.manifest.parameters:
+        if not torch.equal(parameters[parameter.name].detach().cpu(), stored_parameter(final, parameter)):
+            return f"the model's {parameter.name!r} is not the one this run ends with (step {run.steps})"
+    return None

@@ -1,0 +1,223 @@
+"""A layer's steps once more, latest first, for optimisers that divide elementwise.
+
+    for move in replay.stream(replay.chapters(selection), selection):
+        adjoint[parameter].back(move.parameters[parameter].step())      # the coefficient R_t, shaped like the parameter
+
+Their Steps need moments that nobody recorded, so these are made again from keys and values: a step's
+gradient is the sum over its backward passes of f_p E_p^T X_p, with the same rows, in the same order and by
+the same product as in training, and the moments that each chapter begins with are in the snapshot before it.
+
+Moments go forwards, the adjoint backwards. So a chapter is cut into segments and run through once to learn
+the moments at the start of each; then, from the last segment to the first, a second time, with all of the
+segment kept. That takes two products a step, and memory that grows with the root of a chapter's steps.
+
+Elementwise also means that the units of a layer do not know of each other: `units` replays only some.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, sqrt
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dualform.algebra import Line, Moments, Rule, Step
+from dualform.algebra.elementwise import coupled, sign
+from dualform.dual.rebuilt import over_all_uses
+from dualform.dual.state import optimizer_entry, stored_parameter
+from dualform.errors import RunError
+from dualform.kinds import kind_of
+from dualform.slots import Block, Selection, Slots
+from dualform.store import Layer, Parameter, Run, Shard, Use
+from dualform.store.schema import ledger_tensor
+
+_KEPT_BYTES = 1 << 28  # of a chapter whose moments and gradients all fit into this, nothing is made twice
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What one step did to one parameter."""
+
+    gradient: Tensor  # G, as the optimiser got it
+    line: Line
+    moments: Moments  # after the step
+    rule: Rule
+
+    def step(self) -> Step:
+        with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
+            step = self.rule.step(self.line, self.moments)
+        numbers = {name: float(number) for name, number in vars(step).items() if isinstance(number, float)}
+        # torch multiplies weights by a number of their own precision; one that is close to 1 loses most by that
+        return replace(step, **numbers | {"keep": float(torch.tensor(step.keep, dtype=self.gradient.dtype))})
+
+
+@dataclass(frozen=True)
+class Move:
+    """One step: the parameters that moved, and the slots that moved them, layer by layer a row range for each pass."""
+
+    number: int
+    before: Shard  # of its chapter
+    shard: Shard
+    parameters: Mapping[Parameter, Moved]
+    passes: Mapping[str, Sequence[slice]]
+
+
+@dataclass(frozen=True)
+class _State:
+    """A parameter between two steps. Weight and momentum matter only where decay goes through the gradient."""
+
+    moments: Moments
+    weight: Tensor
+    momentum: Tensor | float
+
+
+class Replay:
+    """The steps of a layer's parameters, and so of all layers that use them; of all its units, or of some.
+
+    `slots` are those layers', in the precision they were trained in, or float32 if that was lower.
+    """
+
+    splits = False  # coefficients go from the last step to the first
+
+    def __init__(self, run: Run, layers: Sequence[Layer], rule: Rule, units: Tensor | None = None) -> None:
+        self.run, self.layers, self.rule, self.units = run, layers, rule, units
+        self.parameters = [use.parameter for use in layers[0].trained]
+        trained = stored_parameter(run.shards[0], self.parameters[0])
+        self.dtype = torch.promote_types(trained.dtype, torch.float32)
+        self.slots = {layer.name: Slots(run, layer, self.dtype) for layer in layers}
+        self._chapters = list(run.chapters())
+
+    def chapters(self, selection: Selection, since: int = 0) -> list[int]:
+        """Those with steps [since, until), from the last to the first; `since` has to be the start of a chapter."""
+        starts = [shard.info.first_step for _, shard in self._chapters]
+        return [number for number in reversed(range(len(starts))) if since <= starts[number] < selection.until]
+
+    def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[Move]:
+        for number in chapters:
+            before, shard = self._chapters[number]
+            chapter = _Chapter(self, before, shard)
+            yield from chapter.latest_first(min(selection.until, shard.info.last_step))
+
+    def blocks(self, move: Move, layer: Layer, selection: Selection | None = None) -> list[Block]:
+        """The slots of a layer that moved it, or the chosen ones among them, a block for each pass that has any."""
+        slots, passes = self.slots[layer.name], move.passes[layer.name]
+        if selection is None:
+            return [slots.block(move.shard, rows) for rows in passes]
+        return slots.chosen_blocks(move.shard, passes, selection)
+
+    def of_units(self, parameter: Tensor, use: Use) -> Tensor:
+        """What is replayed of a parameter, or of something of its shape: its chosen units."""
+        if self.units is None:
+            return parameter
+        kind = kind_of(self.layers[0])
+        return kind.from_map(use, kind.as_map(use, parameter)[self.units])
+
+
+class _Chapter:
+    """The steps of one shard, from the snapshot before it."""
+
+    def __init__(self, replay: Replay, before: Shard, shard: Shard) -> None:
+        self._replay, self._before, self._shard = replay, before, shard
+        self._rule = replay.rule
+        self._lines = {parameter: self._read(parameter) for parameter in replay.parameters}
+        self._coupled = {p: any(line and coupled(line) for line in lines) for p, lines in self._lines.items()}
+        self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
+
+    def _read(self, parameter: Parameter) -> list[Line | None]:
+        """A parameter's ledger line of each step; None: torch did not step it."""
+        name, dtype = ledger_tensor(parameter.name), self._replay.dtype
+        lines = self._shard[name]  # numpy's numbers, of which all powers and quotients exist
+        if (np.isfinite(lines) & (np.abs(lines) > torch.finfo(dtype).max)).any():
+            raise RunError(
+                f"{self._shard.path} is not a sound shard: {name} has numbers that are too large for weights in {dtype}"
+            )
+        return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
+
+    def latest_first(self, until: int) -> Iterator[Move]:
+        steps = range(self._shard.info.first_step, until)
+        starts = [{use.parameter: self._first(use) for use in self._replay.layers[0].trained}]
+        size = self._segment(len(steps), starts[0])
+        segments = [steps[i : i + size] for i in range(0, len(steps), size)]
+        for segment in segments[:-1]:
+            state = starts[-1]
+            for number in segment:
+                state, _ = self._take(state, number)
+            starts.append(state)
+        while segments:
+            state, moves = starts.pop(), []
+            for number in segments.pop():
+                state, move = self._take(state, number)
+                moves.append(move)
+            while moves:
+                yield moves.pop()
+
+    def _segment(self, steps: int, state: Mapping[Parameter, _State]) -> int:
+        """How many steps are kept at a time."""
+        numbers = sum(one.weight.numel() * (1 + len(one.moments or self._rule.moments)) for one in state.values())
+        return min(steps, max(ceil(sqrt(steps)), _KEPT_BYTES // (numbers * self._replay.dtype.itemsize)))
+
+    def _first(self, use: Use) -> _State:
+        """A parameter as the snapshot before the chapter has it."""
+
+        def mine(stored: Tensor) -> Tensor:
+            return self._replay.of_units(stored, use).to(self._replay.dtype)
+
+        entries = {entry: optimizer_entry(self._before, use.parameter, entry) for entry in self._rule.moments}
+        momentum = optimizer_entry(self._before, use.parameter, self._rule.momentum)
+        return _State(
+            {entry: mine(stored) for entry, stored in entries.items() if stored is not None},
+            mine(stored_parameter(self._before, use.parameter)),
+            0.0 if momentum is None else mine(momentum),
+        )
+
+    def _take(self, state: Mapping[Parameter, _State], number: int) -> tuple[dict[Parameter, _State], Move]:
+        """One step forwards. A parameter that torch did not step stays what it is."""
+        move = Move(number, self._before, self._shard, {}, {n: of.get(number, []) for n, of in self._passes.items()})
+        blocks = {layer.name: self._replay.blocks(move, layer) for layer in self._replay.layers}
+        lines = {one: of[number - self._shard.info.first_step] for one, of in self._lines.items()}
+        gradients = over_all_uses(
+            self._replay.layers, self._lines, lambda layer: self._gradients(layer, blocks[layer.name], lines)
+        )
+        after, moved = dict(state), {}
+        for parameter, line in lines.items():
+            if line is not None:
+                gradient = gradients.get(parameter, torch.zeros_like(state[parameter].weight))
+                moved[parameter], after[parameter] = self._move(parameter, gradient, state[parameter], line)
+        return after, replace(move, parameters=moved)
+
+    def _move(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Moved, _State]:
+        decay = coupled(line)
+        signed = gradient if sign(line) > 0 else -gradient
+        g = signed.add(before.weight, alpha=decay) if decay else signed
+        moved = Moved(gradient, line, self._advance(line, g, before.moments), self._rule)
+        if not self._coupled[parameter]:
+            return moved, _State(moved.moments, before.weight, before.momentum)
+        return moved, _State(moved.moments, *moved.step().forwards(before.weight, before.momentum, g))
+
+    def _advance(self, line: Line, g: Tensor, moments: Moments) -> Moments:
+        try:
+            with np.errstate(all="ignore"):
+                return self._rule.advance(line, g, moments)
+        except KeyError as entry:  # one that the optimiser has from the beginning
+            raise RunError(f"{self._before.path} is not a sound shard: the optimiser's {entry} is missing") from None
+
+    def _gradients(
+        self, layer: Layer, blocks: Sequence[Block], lines: Mapping[Parameter, Line | None]
+    ) -> dict[Use, Tensor]:
+        """What a layer's slots in one step are in the gradients of those parameters that were stepped."""
+        if not blocks:
+            return {}
+        stepped = (use for use in layer.trained if lines.get(use.parameter) is not None)
+        return {use: self._gradient(use, blocks) for use in stepped}
+
+    def _gradient(self, use: Use, blocks: Sequence[Block]) -> Tensor:
+        """Passes of one factor are summed before it is applied, as clipping does. (units, width)"""
+        units = self._replay.units
+        factors = [float(block.factors(use)[0]) for block in blocks]
+        products = (block.product(use, block.values if units is None else block.values[:, units]) for block in blocks)
+        if len(set(factors)) == 1:
+            total = sum(products, start=next(products))
+            return total if factors[0] == 1.0 else total * factors[0]
+        weighted = (f * product for f, product in zip(factors, products, strict=True))
+        return sum(weighted, start=next(weighted))

@@ -1,0 +1,82 @@
+"""One plan, one engine: every answer that reads slots is folds that are fed from one reading of them.
+
+    plan = Plan(slots, selection, (TopFold(...), TotalFold(...)))
+    top, totals = carry_out(plan)                       # here, chapter after chapter
+    top, totals = carry_out(plan, executor, parts=4)    # by whoever has `submit`: threads, processes, a cluster
+
+A plan can be pickled. It is split by chapters; each part feeds folds of its own, and the folds of all parts are merged.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from dualform.slots import Selection
+
+
+class Fold(Protocol):
+    """Takes a layer's blocks one by one and keeps only what its answer needs.
+
+    The blocks of a part come in order. Merging is associative, and parts may be merged in any order.
+    """
+
+    def add(self, block: Any) -> None: ...
+
+    def merge(self, other: Self) -> None:
+        """Take over what a fold of the same plan was fed with other chapters."""
+
+    def finish(self) -> Any:
+        """The answer."""
+
+
+class Source(Protocol):
+    """Whatever has chapters to be read: slots, or steps that are replayed from them."""
+
+    splits: bool  # chapters can be read apart, in any order
+
+    def chapters(self, selection: Selection, since: int = 0) -> Sequence[int]: ...
+
+    def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[Any]: ...
+
+
+class Submits(Protocol):
+    """A `concurrent.futures.Executor`, or what looks like one."""
+
+    def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Any:
+        """Something with a `result()`."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read, of which slots, and the empty folds that are fed; from step `since` on."""
+
+    source: Source
+    selection: Selection
+    folds: tuple[Fold, ...]
+    since: int = 0
+
+    def fed(self, chapters: Sequence[int], folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+        """The folds, after these chapters."""
+        for block in self.source.stream(chapters, self.selection, self.since):
+            for fold in folds:
+                fold.add(block)
+        return folds
+
+    def part(self, chapters: Sequence[int]) -> tuple[Fold, ...]:
+        """Folds of this plan's own for some of the chapters."""
+        return self.fed(chapters, deepcopy(self.folds))
+
+
+def carry_out(plan: Plan, executor: Submits | None = None, parts: int = 1) -> list[Any]:
+    """Feed a plan's folds and return their answers."""
+    chapters = plan.source.chapters(plan.selection, plan.since)
+    if executor is None or not plan.source.splits or parts < 2:
+        return [fold.finish() for fold in plan.fed(chapters, plan.folds)]
+    size = -(-len(chapters) // parts) or 1
+    futures = [executor.submit(plan.part, chapters[i : i + size]) for i in range(0, len(chapters), size)]
+    folds = plan.folds
+    for future in futures:
+        for fold, other in zip(folds, future.result(), strict=True):
+            fold.merge(other)
+    return [fold.finish() for fold in folds]

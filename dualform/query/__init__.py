@@ -1,1 +1,0 @@
-"""Questions to a run: slots in blocks, folded into answers, by selection and group."""

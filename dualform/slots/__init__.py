@@ -1,0 +1,24 @@
+"""A run's slots: which are chosen, in what groups, streamed in blocks."""
+
+from dualform.slots.blocks import Block, Slots
+from dualform.slots.groups import AllInOne, By, ByTags, ByTime, Grouping, size
+from dualform.slots.selection import Condition, Selection, condition
+from dualform.slots.stored_keys import KeyRows, StoredKeys
+from dualform.slots.view import View
+
+__all__ = [
+    "AllInOne",
+    "Block",
+    "By",
+    "ByTags",
+    "ByTime",
+    "Condition",
+    "Grouping",
+    "KeyRows",
+    "Selection",
+    "Slots",
+    "StoredKeys",
+    "View",
+    "condition",
+    "size",
+]

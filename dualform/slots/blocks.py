@@ -1,0 +1,223 @@
+"""Slots in blocks: a layer's chosen slots, streamed from the memory maps a few thousand at a time.
+
+slots = Slots(run, layer)
+for block in slots.stream(slots.chapters(selection), selection):
+    block.keys, block.values, block.steps, block.tag("label")       # what is not asked for is not read
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.errors import NotRecorded
+from dualform.kinds import Keys, kind_of
+from dualform.slots.selection import Selection, decoded
+from dualform.slots.stored_keys import StoredKeys
+from dualform.store import Layer, Run, Shard, Use
+from dualform.store.packing import unpack
+from dualform.store.schema import slot_tensor
+
+Array = NDArray[Any]
+
+_BLOCK_NUMBERS = 1 << 21  # keys and values of a block together: 8 MB in float32
+_PIECES = 32  # shards of a layer whose steps are kept at hand: 16 bytes a slot
+
+
+def keys_only(run: Run) -> str:
+    """Why a run has neither values nor coefficients, in words."""
+    merge = run.manifest.storage.merge
+    return f"this run holds keys only (it was recorded with {f'merge={merge!r}' if merge else 'values=False'})"
+
+
+def keys_dtype(run: Run) -> torch.dtype:
+    """The precision of all products with a run's keys: at least float32."""
+    return torch.float64 if run.manifest.storage.dtype == "float64" else torch.float32
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A layer's slots in one shard."""
+
+    shard: Shard
+    first_slot: int
+    first_key: int
+    steps: Array  # (slots,)
+    passes: Array  # (slots,): number of the backward pass within the shard
+
+
+class Slots:
+    """All slots of a layer, by chapter: those of its shards that have any. In a precision of at least float32."""
+
+    splits = True  # chapters can be read apart, in any order
+
+    def __init__(self, run: Run, layer: Layer, dtype: torch.dtype | None = None) -> None:
+        self.run, self.layer = run, layer
+        self.dtype = dtype or keys_dtype(run)
+        self.keys = StoredKeys(run, layer, self.dtype)
+        self._shards = self.keys.shards
+        self._slot_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
+        self._piece = lru_cache(maxsize=_PIECES)(self._load_piece)
+        self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as a description: whoever gets it opens the run."""
+        return Slots, (self.run, self.layer, self.dtype)
+
+    def __len__(self) -> int:
+        return int(self._slot_starts[-1])
+
+    @property
+    def stored(self) -> int:
+        """Stored keys: fewer than slots where keys that come again are stored once."""
+        return len(self.keys)
+
+    @property
+    def indexed(self) -> bool:
+        """Whether every slot says which stored key is its own."""
+        name = slot_tensor(self.layer.name, "key_index")
+        return bool(self._shards) and all(name in shard for shard in self._shards)
+
+    def chapters(self, selection: Selection, since: int = 0) -> list[int]:
+        """The numbers of those that have steps from `since` on, and before the selection ends."""
+        infos = [shard.info for shard in self._shards]
+        return [i for i, info in enumerate(infos) if since < info.last_step and info.first_step < selection.until]
+
+    def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator["Block"]:
+        """The chosen slots of chapters, from step `since` on. The keys of a block are good until the next one comes."""
+        values = self.layer.d_out if self.run.manifest.storage.values else 0
+        size = max(1, _BLOCK_NUMBERS // (self.layer.keys.width + values))
+        # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
+        buffer = torch.empty(size, self.layer.keys.width, dtype=self.keys.dtype)
+        for chapter in chapters:
+            piece = self._piece(chapter)
+            chosen = np.flatnonzero(self._chosen(chapter, selection) & (piece.steps >= since))
+            for start in range(0, len(chosen), size):
+                rows = chosen[start : start + size]
+                # a slice reads the map in place, an index array copies
+                contiguous = rows[-1] - rows[0] + 1 == len(rows)
+                yield Block(self, piece, slice(rows[0], rows[-1] + 1) if contiguous else rows, buffer)
+
+    def at(self, slots: Array) -> "list[tuple[Array, Block]]":
+        """Blocks of just these slots, each with the positions of its rows in `slots`."""
+        chapters = np.searchsorted(self._slot_starts, slots, side="right") - 1
+        blocks = []
+        for chapter in np.unique(chapters).tolist():
+            positions, piece = np.flatnonzero(chapters == chapter), self._piece(chapter)
+            blocks.append((positions, Block(self, piece, slots[positions] - piece.first_slot)))
+        return blocks
+
+    def pass_rows(self, shard: Shard) -> dict[int, list[slice]]:
+        """The rows of each backward pass in a shard, by its step, in order."""
+        rows: dict[int, list[slice]] = {}
+        if shard in self._shards:
+            steps, counts = shard.passes(self.layer.name)
+            ends = np.cumsum(counts)
+            for step, start, end in zip(steps, ends - counts, ends, strict=True):
+                rows.setdefault(int(step), []).append(slice(int(start), int(end)))
+        return rows
+
+    def block(self, shard: Shard, rows: slice | Array) -> "Block":
+        """Some rows of a shard."""
+        return Block(self, self._piece(self._shards.index(shard)), rows)
+
+    def chosen_blocks(self, shard: Shard, passes: Sequence[slice], selection: Selection) -> "list[Block]":
+        """The chosen slots of some backward passes in a shard, a block for each pass that has any."""
+        if not passes:
+            return []
+        mask = self._chosen(self._shards.index(shard), selection)
+        chosen = [rows.start + np.flatnonzero(mask[rows]) for rows in passes]
+        return [self.block(shard, rows) for rows in chosen if len(rows)]
+
+    def _chosen(self, chapter: int, selection: Selection) -> NDArray[np.bool_]:
+        """Which rows of a shard a selection means."""
+        kept = self._mask
+        if kept is None or kept[0] != chapter or kept[1] is not selection:
+            piece = self._piece(chapter)
+            mask = selection.mask(piece.shard, self.layer.name, piece.steps, piece.first_slot)
+            self._mask = kept = chapter, selection, mask
+        return kept[2]
+
+    def _load_piece(self, chapter: int) -> _Piece:
+        shard = self._shards[chapter]
+        steps, counts = shard.passes(self.layer.name)
+        shard.check_indices(self.layer, int(self.keys.starts[chapter + 1]))
+        passes = np.repeat(np.arange(len(counts)), counts)
+        return _Piece(shard, int(self._slot_starts[chapter]), int(self.keys.starts[chapter]), steps[passes], passes)
+
+
+class Block:
+    """Some slots of one shard; what is not asked for is not read."""
+
+    def __init__(self, of: Slots, piece: _Piece, rows: slice | Array, buffer: Tensor | None = None) -> None:
+        self._of, self._piece, self._rows, self._buffer = of, piece, rows, buffer
+        self.dtype = of.dtype
+
+    @cached_property
+    def slots(self) -> Array:
+        """The number of each among all slots of the layer."""
+        rows = self._rows
+        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return numbers + self._piece.first_slot
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def steps(self) -> Array:
+        return self._piece.steps[self._rows]
+
+    @cached_property
+    def keys(self) -> Keys:
+        layer, shard = self._of.layer, self._piece.shard
+        if slot_tensor(layer.name, "key_index") in shard:
+            return kind_of(layer).keys(layer, self._of.keys.take(self.key_rows))
+        packed = torch.from_numpy(shard[slot_tensor(layer.name, "keys")][self._rows])
+        buffer = torch.empty(packed.shape, dtype=self._of.keys.dtype) if self._buffer is None else self._buffer
+        rows = self._scaled(buffer[: len(packed)].copy_(packed), "key")
+        return kind_of(layer).keys(layer, rows)
+
+    @property
+    def visits(self) -> Array:
+        """How many slots were summed up in each of these: 1, unless the memory is merged."""
+        visits = self._piece.shard.visits(self._of.layer.name)
+        return np.ones(len(self), dtype=np.int64) if visits is None else visits[self._rows]
+
+    @property
+    def key_rows(self) -> Array:
+        """The number of each slot's key among the stored ones."""
+        name = slot_tensor(self._of.layer.name, "key_index")
+        if name in self._piece.shard:
+            return self._piece.shard[name][self._rows]
+        return self.slots - self._piece.first_slot + self._piece.first_key
+
+    @cached_property
+    def values(self) -> Tensor:
+        """(slots, d_out)"""
+        layer, shard = self._of.layer, self._piece.shard
+        if slot_tensor(layer.name, "values") not in shard:
+            raise NotRecorded(f"{keys_only(self._of.run)}: no values")
+        return self._scaled(torch.from_numpy(shard.values(layer, self._rows)).to(self.dtype), "value")
+
+    def _scaled(self, rows: Tensor, what: str) -> Tensor:
+        """Rows as they were before they were divided by powers of two."""
+        exponents = self._piece.shard.exponents(self._of.layer.name, what)
+        return rows if exponents is None else unpack(rows, exponents[self._rows], self.dtype)
+
+    def product(self, use: Use, values: Tensor) -> Tensor:
+        """What values (slots, units) at these slots add up to in a parameter: E^T X, (units, width)."""
+        return self.keys.of(use).outer(values)
+
+    def factors(self, use: Use) -> NDArray[np.float64]:
+        """How much of each slot's backward pass was in the gradient of this parameter."""
+        column, name = self._of.layer.trained.index(use), slot_tensor(self._of.layer.name, "factors")
+        factors: NDArray[np.float64] = self._piece.shard[name][:, column]
+        return factors[self._piece.passes[self._rows]]
+
+    def tag(self, name: str) -> Array:
+        return decoded(self._piece.shard, self._of.layer.name, name, self._rows)

@@ -1,0 +1,113 @@
+"""Which slots a question is about: those before a step, and those whose tags fit."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.errors import NotRecorded, UnknownName
+from dualform.store import Run, Shard
+
+Array = NDArray[Any]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Slots where every tag has one of the given values, or, inverted, all other slots."""
+
+    values: Mapping[str, tuple[Any, ...]]
+    inverted: bool = False
+
+    def mask(self, shard: Shard, layer: str, steps: Array, slots: Array) -> Mask:
+        mask = np.ones(len(steps), dtype=bool)
+        for name, wanted in self.values.items():
+            column = {"step": steps, "slot": slots}[name] if name in ("step", "slot") else shard.tag(layer, name)
+            if shard.info.tags.get(name) == "string":
+                wanted = tuple(np.flatnonzero(np.isin(shard.strings(layer, name), wanted)))
+            mask &= np.isin(column, np.array(wanted)) if wanted else False
+        return ~mask if self.inverted else mask
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The slots of the first `until` steps that meet all conditions."""
+
+    until: int
+    conditions: tuple[Condition, ...] = ()
+
+    def __str__(self) -> str:
+        """In words: `first 100 steps, task in ('mnist',), not (label in (3, 5))`."""
+        parts = [f"first {self.until:,} steps"]
+        for one in self.conditions:
+            words = " and ".join(f"{name} in {values}" for name, values in one.values.items())
+            parts.append(f"not ({words})" if one.inverted else words)
+        return ", ".join(parts)
+
+    def narrowed(self, condition: Condition) -> "Selection":
+        return replace(self, conditions=(*self.conditions, condition))
+
+    def mask(self, shard: Shard, layer: str, steps: Array, first_slot: int) -> Mask:
+        """Which of the shard's slots are meant; `steps` has the step of each."""
+        mask = steps < self.until
+        slots = np.arange(first_slot, first_slot + len(steps)) if self.conditions else steps
+        for condition in self.conditions:
+            mask &= condition.mask(shard, layer, steps, slots)
+        return mask
+
+
+def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
+    """Check names and values against the run; an unknown one raises and lists those there are."""
+    values = {name: _listed(value) for name, value in wanted.items()}
+    for name, listed in values.items():
+        if name in ("step", "slot"):
+            if run.manifest.storage.merge:
+                raise NotRecorded(f"a merged memory has no single {name}s; choose by {run.manifest.storage.merge!r}")
+            continue
+        if name not in run.tags:
+            raise UnknownName("tag", name, [*run.tags, "step", "slot"])
+        known = set().union(*(distinct(run, layer, name).tolist() for layer in run.layers))
+        for value in listed:
+            if value not in known:
+                raise UnknownName(f"value of tag {name!r}:", value, sorted(known))
+    return Condition(values, inverted)
+
+
+def distinct(run: Run, layer: str, tag: str) -> Array:
+    """All values a tag takes in a run, sorted."""
+    shards = [shard for _, shard in run.chapters() if shard.slots(layer)]
+    found = [_texts(shard, layer, tag, _unique(shard.tag(layer, tag))) for shard in shards]
+    return _unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
+
+
+def decoded(shard: Shard, layer: str, tag: str, rows: slice | Array = slice(None)) -> Array:
+    """Some rows of a tag's column in a shard with strings as strings."""
+    return _texts(shard, layer, tag, shard.tag(layer, tag)[rows])
+
+
+def _texts(shard: Shard, layer: str, tag: str, column: Array) -> Array:
+    return shard.strings(layer, tag)[column] if shard.info.tags[tag] == "string" else column
+
+
+def _unique(column: Array) -> Array:
+    """np.unique; of integers that are close together, such as positions in a text, without sorting them."""
+    if column.dtype.kind == "i" and len(column):
+        low, high = int(column.min()), int(column.max())
+        if high - low < 4 * len(column):
+            there = np.zeros(high - low + 1, dtype=bool)
+            there[column.astype(np.int64) - low] = True  # a difference may not fit the narrow type of a stored tag
+            return np.flatnonzero(there) + low
+    return np.unique(column)
+
+
+def _listed(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, Tensor):
+        value = value.cpu().numpy()
+    if isinstance(value, np.ndarray):
+        return tuple(value.reshape(-1).tolist())
+    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, Iterable)):
+        return (value,)
+    return tuple(value)

@@ -1,0 +1,105 @@
+"""The stored key rows of a layer, numbered through all shards: one after the other, or some by their number.
+
+Fresh memory costs more than filling it, so rows are unpacked a thousand at a time into one that is used again.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.store import Layer, Run
+from dualform.store.packing import TORCH, power_of_two, unpack
+from dualform.store.schema import slot_tensor
+
+Array = NDArray[Any]
+
+_ROWS = 1024  # unpacked at a time: 3 MB of width 800
+
+
+class KeyRows(Protocol):
+    """Keys that are rows of numbers, wherever they are."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def __len__(self) -> int: ...
+
+    def take(self, index: Array) -> Tensor:
+        """Rows by their numbers: (rows, d_in)."""
+
+    def weights(self, index: Array, queries: Tensor) -> Tensor:
+        """The attention weights of rows by their numbers, ascending: (queries, rows)."""
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        """All rows, some at a time, with the number of the first; the next piece may take the place of the last."""
+
+
+class StoredKeys:
+    """Rows of numbers in a precision of at least float32, or of indices."""
+
+    def __init__(self, run: Run, layer: Layer, dtype: torch.dtype) -> None:
+        self._layer, self.dtype = layer, torch.int64 if layer.keys.index else dtype
+        self._name = slot_tensor(layer.name, "keys")
+        self.shards = [shard for _, shard in run.chapters() if self._name in shard]
+        self._stored = torch.int32 if layer.keys.index else TORCH[run.manifest.storage.dtype]
+        self.starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self.shards)])  # of each shard
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, index: Array) -> Tensor:
+        packed = torch.empty(len(index), self._layer.keys.width, dtype=self._stored)
+        order = np.argsort(index, kind="stable")
+        exponents, back = self._gather(index[order], packed), np.argsort(order)
+        return unpack(packed[torch.from_numpy(back)], exponents[back], self.dtype)
+
+    def weights(self, index: Array, queries: Tensor) -> Tensor:
+        found = torch.empty(len(queries), len(index), dtype=queries.dtype)
+        packed = torch.empty(min(_ROWS, len(index)), self._layer.keys.width, dtype=self._stored)
+        wide = torch.empty(packed.shape, dtype=queries.dtype)
+        for start in range(0, len(index), _ROWS):
+            numbers = index[start : start + _ROWS]
+            exponents = self._gather(numbers, packed)
+            rows = wide[: len(numbers)].copy_(packed[: len(numbers)])
+            torch.mm(queries, rows.mT, out=found[:, start : start + _ROWS])
+            scale(found[:, start : start + _ROWS], exponents)
+        return found
+
+    def _gather(self, index: Array, into: Tensor) -> Array:
+        """Copy packed rows by their numbers, ascending, and return their exponents."""
+        exponents = np.zeros(len(index), dtype=np.int16)
+        ends = np.searchsorted(index, self.starts)
+        for number in np.flatnonzero(np.diff(ends)).tolist():
+            rows, powers = self._shard(number)
+            here = slice(ends[number], ends[number + 1])
+            within = index[here] - self.starts[number]
+            torch.index_select(rows, 0, torch.from_numpy(within), out=into[here])
+            if powers is not None:
+                exponents[here] = powers[within]
+        return exponents
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        wide = torch.empty(min(_ROWS, len(self)), self._layer.keys.width, dtype=self.dtype)
+        for number, first in enumerate(self.starts[:-1].tolist()):
+            packed, powers = self._shard(number)
+            for start in range(0, len(packed), _ROWS):
+                some = packed[start : start + _ROWS]
+                rows = wide[: len(some)].copy_(some)
+                if powers is not None:
+                    scale(rows.mT, powers[start : start + _ROWS])
+                yield first + start, rows
+
+    def _shard(self, number: int) -> tuple[Tensor, Array | None]:
+        """The packed rows of a shard, and their exponents."""
+        shard = self.shards[number]
+        return torch.from_numpy(shard[self._name]), shard.exponents(self._layer.name, "key")
+
+
+def scale(weights: Tensor, exponent: Array) -> None:
+    """Make of the weights (queries, rows) of rows that were divided by powers of two what they had been."""
+    if exponent.any():
+        weights *= torch.from_numpy(power_of_two(exponent))
