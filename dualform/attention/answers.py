@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dualform.attention.plan import AttentionPlan, QueryBatch, Question, Sources
 from dualform.attention.questions import Timeline, Top, Total
-from dualform.slots import By, size
+from dualform.slots import By
 from dualform.table import Table
 
 _QUERIES = 1024  # asked at a time, so that memory does not grow with their number
@@ -61,7 +61,7 @@ class Answers:
     def _portion(self, questions: Sequence[Question]) -> int:
         """How many queries are asked at a time: fewer, where each has a sum for every training example."""
         by = [question.examples for question in questions if isinstance(question, Top) and question.per]
-        cells = max((size(self._sources.view.grouping(self.name, examples)) for examples in by), default=0)
+        cells = max((self._sources.view.grouping(self.name, examples).size for examples in by), default=0)
         return max(1, min(_QUERIES, _CELLS // max(cells, 1)))
 
 

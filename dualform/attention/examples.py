@@ -16,7 +16,7 @@ from torch import Tensor
 from dualform.attention.folds import Best, TotalFold, Visits, best_of_cells
 from dualform.attention.search import Members, Search
 from dualform.attention.sketch import Budget, Sketch
-from dualform.slots import Block, Grouping, size
+from dualform.slots import Block, Grouping
 
 Array = NDArray[Any]
 
@@ -52,8 +52,8 @@ class ExamplesFold:
 
     def __init__(self, d_in: int, dtype: torch.dtype, grouping: Grouping) -> None:
         self.grouping = grouping
-        self.keys = SummedKeys(torch.zeros(size(grouping), d_in, dtype=dtype))
-        self.visits = Visits(size(grouping))
+        self.keys = SummedKeys(torch.zeros(grouping.size, d_in, dtype=dtype))
+        self.visits = Visits(grouping.size)
 
     def add(self, block: Block) -> None:
         codes = self.grouping.codes(block)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.kinds.keys import add_by_group
-from dualform.slots import Block, Grouping, size
+from dualform.slots import Block, Grouping
 
 Array = NDArray[Any]
 Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
@@ -91,7 +91,7 @@ class TopFold:
 
     def __init__(self, scores: Scores, k: int, grouping: Grouping, queries: int, absolute: bool) -> None:
         self._scores, self._k, self._grouping, self._absolute = scores, k, grouping, absolute
-        self._groups = size(grouping)
+        self._groups = grouping.size
         self._cell = np.empty(0, dtype=np.int64)  # query * groups + group
         self._slot = np.empty(0, dtype=np.int64)
         self._score = np.empty(0, dtype=np.float32)
@@ -156,8 +156,8 @@ class TotalFold:
         self, scores: Scores, grouping: Grouping, queries: int, absolute: bool, factors: Factors | None = None
     ) -> None:
         self._scores, self._grouping, self._absolute, self._factors = scores, grouping, absolute, factors
-        self.totals = torch.zeros(size(grouping), queries, dtype=torch.float64)
-        self.visits = Visits(size(grouping))
+        self.totals = torch.zeros(grouping.size, queries, dtype=torch.float64)
+        self.visits = Visits(grouping.size)
 
     def add(self, block: Block) -> None:
         codes = self._grouping.codes(block)
@@ -180,7 +180,7 @@ class KeySumFold:
 
     def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
         self._grouping, self._factors = grouping, factors
-        self._sums = torch.zeros(size(grouping), d_in, dtype=torch.float64)
+        self._sums = torch.zeros(grouping.size, d_in, dtype=torch.float64)
         self.nonnegative = True
 
     def add(self, block: Block) -> None:
@@ -205,7 +205,7 @@ class KeyCountFold:
 
     def __init__(self, slots: Any, grouping: Grouping, factors: Factors | None) -> None:
         self._slots, self._grouping, self._factors = slots, grouping, factors
-        self._counts = torch.zeros(slots.stored, size(grouping), dtype=torch.float64)
+        self._counts = torch.zeros(slots.stored, grouping.size, dtype=torch.float64)
 
     def add(self, block: Block) -> None:
         cell = torch.from_numpy(block.key_rows * self._counts.shape[1] + self._grouping.codes(block))
@@ -232,7 +232,7 @@ class SeenFold:
     """Of each group how many slots there are, and from which step to which. Reads tags, no keys."""
 
     def __init__(self, grouping: Grouping) -> None:
-        self._grouping, groups = grouping, size(grouping)
+        self._grouping, groups = grouping, grouping.size
         self._count = np.zeros(groups, dtype=np.int64)
         self._first = np.full(groups, np.iinfo(np.int64).max)
         self._last = np.full(groups, -1, dtype=np.int64)

@@ -14,7 +14,7 @@ from dualform.attention.search import Members, MembersFold, Search
 from dualform.attention.sketch import Budget, Sketch
 from dualform.engine import Plan, carry_out
 from dualform.kinds import kind_of
-from dualform.slots import By, Slots, View, size
+from dualform.slots import By, Slots, View
 from dualform.store import Run
 
 _KEPT_BYTES = 900 << 20  # of all that is kept of a run and its views
@@ -65,7 +65,7 @@ class Index:
     def _examples(self, layer: str, by: tuple[str, ...]) -> Examples | None:
         """What shares the first of these tags summed up, by groups of the others; None if there is no room for it."""
         slots, grouping = self._view.slots(layer), self._view.grouping(layer, by)
-        nbytes = size(grouping) * slots.layer.d_in * slots.dtype.itemsize
+        nbytes = grouping.size * slots.layer.d_in * slots.dtype.itemsize
         if not kind_of(slots.layer).vectors or nbytes > self.sketches.budget.left:
             return None
         fold = ExamplesFold(slots.layer.d_in, slots.dtype, grouping)

@@ -20,7 +20,7 @@ from dualform.attention.plan import QueryBatch, Route
 from dualform.attention.totals import Sums
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError
-from dualform.slots import Block, By, size
+from dualform.slots import Block, By
 from dualform.table import Table
 
 Array = NDArray[Any]
@@ -77,7 +77,7 @@ class Top:
             return self._table_of_examples(batch, best, totals.visits)
 
         fold = TotalFold(batch.scores, grouping, len(batch.queries), self.absolute)
-        return Route(f"a scan of all slots, summed up over {size(grouping):,} training examples", answer, fold)
+        return Route(f"a scan of all slots, summed up over {grouping.size:,} training examples", answer, fold)
 
     def _table_of_slots(self, batch: QueryBatch, best: Best) -> Table:
         facts = lookup(batch, best.slot, with_coefficient=True)

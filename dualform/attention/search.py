@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualform.attention.folds import Best, best_of_cells
 from dualform.attention.sketch import Sketch
-from dualform.slots import Block, Grouping, KeyRows, size
+from dualform.slots import Block, Grouping, KeyRows
 
 Array = NDArray[Any]
 
@@ -69,7 +69,7 @@ class MembersFold:
         none = np.empty((3, 0), dtype=np.int64)
         codes, slots, rows = np.concatenate(self._found, axis=1) if self._found else none
         order = np.lexsort((slots, codes))
-        starts = np.searchsorted(codes[order], np.arange(size(self._grouping) + 1))
+        starts = np.searchsorted(codes[order], np.arange(self._grouping.size + 1))
         return Members(slots[order], torch.from_numpy(rows[order]), starts)
 
 

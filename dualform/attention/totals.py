@@ -17,7 +17,7 @@ from torch import Tensor
 from dualform.attention.folds import KeyCountFold, KeySumFold, TotalFold
 from dualform.attention.plan import QueryBatch, Route
 from dualform.errors import QueryError
-from dualform.slots import By, size
+from dualform.slots import By
 
 _COUNTED_CELLS = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
 
@@ -43,7 +43,7 @@ class Sums:
 
     def _by_summed_keys(self, batch: QueryBatch, strengths: Any) -> Route:
         grouping = batch.grouping(self.by)
-        how = f"keys summed up in {size(grouping):,} groups"
+        how = f"keys summed up in {grouping.size:,} groups"
 
         def totals(sums: KeySumFold) -> Tensor | Route:
             if self.absolute and not sums.nonnegative:  # it was hoped that no key is: one more reading
@@ -54,7 +54,7 @@ class Sums:
         return self._kept(batch, fold, how, totals)
 
     def _by_sizes(self, batch: QueryBatch, strengths: Any) -> Route:
-        slots, groups = batch.slots, size(batch.grouping(self.by))
+        slots, groups = batch.slots, batch.grouping(self.by).size
         if not slots.indexed or slots.stored * groups > _COUNTED_CELLS:
             return self._slot_by_slot(batch, strengths)
         fold = KeyCountFold(slots, batch.grouping(self.by), strengths)

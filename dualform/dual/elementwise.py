@@ -26,7 +26,7 @@ from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError
 from dualform.kinds import kind_of, paired_with
-from dualform.slots import Block, ByTags, Selection, View, size
+from dualform.slots import Block, ByTags, Selection, View
 from dualform.store import Layer, Parameter, Shard, Use
 
 
@@ -77,7 +77,7 @@ class ElementwiseDual:
         found = {}
         for parameter, sums in self._replayed(fold).items():
             whole = fold.initial(run.shards[0], parameter)
-            groups = torch.zeros(size(grouping), *whole.shape, dtype=torch.float64)
+            groups = torch.zeros(grouping.size, *whole.shape, dtype=torch.float64)
             for group, total in enumerate(one.total for one in sums):
                 whole += total
                 groups[group] += total
@@ -160,7 +160,7 @@ class GroupsFold(_ReplayFold):
     def __init__(self, replay: Replay, selection: Selection, grouping: ByTags) -> None:
         super().__init__(replay)
         self._selection, self._grouping = selection, grouping
-        self._sums = {one: [LongSum() for _ in range(size(grouping))] for one in replay.parameters}
+        self._sums = {one: [LongSum() for _ in range(grouping.size)] for one in replay.parameters}
 
     def add(self, move: Move) -> None:
         coefficients = self._coefficients(move)

@@ -20,7 +20,7 @@ from torch import Tensor
 from dualform.dual.coefficients import ParameterCoefficients
 from dualform.errors import QueryError, listing
 from dualform.kinds import kind_of
-from dualform.slots import Block, By, ByTags, Slots, size
+from dualform.slots import Block, By, ByTags, Slots
 from dualform.store import Parameter, Run, Use
 from dualform.store.schema import state_tensor
 
@@ -73,7 +73,7 @@ def groups_of(run: Run, by: By) -> ByTags:
 
 def check_memory(run: Run, grouping: ByTags, most_bytes: int) -> None:
     """Raise before any slot is read if all group weights, with the sums of the layer at hand, would take more."""
-    groups = size(grouping)
+    groups = grouping.size
     counts = {one: prod(one.shape) for one in run.manifest.parameters if one.trained}
     kept = sum(count * (8 + groups * _kept(run, one).itemsize) for one, count in counts.items())
     widest = max(sum(counts[use.parameter] for use in layer.trained) for layer in run.layers.values())
@@ -97,7 +97,7 @@ class GroupWeightsFold:
     def __init__(self, slots: Slots, grouping: ByTags, of: Mapping[Use, ParameterCoefficients]) -> None:
         self._slots, self._grouping, self._of = slots, grouping, of
         layer = slots.layer
-        self._sums = {use: torch.zeros(size(grouping), layer.d_out, use.width, dtype=torch.float64) for use in of}
+        self._sums = {use: torch.zeros(grouping.size, layer.d_out, use.width, dtype=torch.float64) for use in of}
         self._most = min(_COLLECTED_ROWS, _COLLECTED_BYTES // (len(of) * layer.d_out * slots.dtype.itemsize))
         self._blocks: list[Block] = []  # whose values are to be collected,
         self._rows: Array = np.empty(0, dtype=np.int64)  # and the rows they go to: group * stored + key, ascending

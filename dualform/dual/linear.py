@@ -21,7 +21,7 @@ from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded
 from dualform.kinds import kind_of, paired_with
-from dualform.slots import Block, ByTags, View, size
+from dualform.slots import Block, ByTags, View
 from dualform.store import Layer, Parameter, Shard, Use
 
 Coefficients = Mapping[str, ParameterCoefficients]
@@ -96,7 +96,7 @@ class LinearDual:
         for parameter in self._parameters:
             own = of[parameter.name]
             whole = initial_part(run.shards[0], parameter, self._rule.momentum, own.initial, own.momentum)
-            groups = added.get(parameter, torch.zeros(size(grouping), *parameter.shape, dtype=torch.float64))
+            groups = added.get(parameter, torch.zeros(grouping.size, *parameter.shape, dtype=torch.float64))
             found[parameter] = GroupWeight.of(run, parameter, whole + groups.sum(dim=0), groups)
         return found
 

@@ -2,9 +2,8 @@
 
 from dualform.kinds.base import Candidate, Kind, OnErrors, OnKeys
 from dualform.kinds.keys import Keys, paired_with
-from dualform.kinds.modules import match_modules
 from dualform.kinds.probe import Probe
-from dualform.kinds.registry import candidates, check_kinds, kind_of, register
+from dualform.kinds.registry import candidates, check_kinds, kind_of, match_modules, register
 
 __all__ = [
     "Candidate",

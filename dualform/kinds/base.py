@@ -61,8 +61,12 @@ class Kind(ABC):
         """The layers of this kind that a module holds."""
 
     def module_name(self, layer: str) -> str:
-        """The module that a layer belongs to."""
+        """The name of the module that a layer belongs to."""
         return layer
+
+    def module_of(self, layer: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
+        """The module that a layer belongs to, among those of a model; raises if it cannot be watched there."""
+        return modules.get(self.module_name(layer))
 
     def key_layout(self, d_in: int) -> KeyLayout:
         return KeyLayout(d_in)
@@ -76,9 +80,6 @@ class Kind(ABC):
         first = layer.uses[:1] == layer.attended[:1] and layer.trained[: len(layer.attended)] == layer.attended
         if not (whole and fitting and first and layer.keys == self.key_layout(layer.d_in)):
             raise ValueError(f"layer {layer.name!r} is not one that can be recorded")
-
-    def check_module(self, layer: Layer, module: nn.Module) -> None:  # noqa: B027  most kinds take any
-        """Raise a QueryError if a module is not one that such a layer can be watched in."""
 
     # What a call of the module says
 

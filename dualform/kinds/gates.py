@@ -3,7 +3,7 @@
 An LSTM has taps, since its gates are no tensor that anyone outside would see.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -39,9 +39,11 @@ class Gates(Kind):
     def module_name(self, layer: str) -> str:
         return layer.rpartition(".")[0]
 
-    def check_module(self, layer: Layer, module: nn.Module) -> None:
-        if not isinstance(module, LSTM):
-            raise QueryError(f"layer {layer.name!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
+    def module_of(self, layer: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
+        module = super().module_of(layer, modules)
+        if module is not None and not isinstance(module, LSTM):
+            raise QueryError(f"layer {layer!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
+        return module
 
     def watch(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
         assert isinstance(module, LSTM)

@@ -9,6 +9,7 @@ and a product with such a key is a look-up. What is added to every output has a 
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -54,11 +55,11 @@ class Keys(ABC):
         """Add each key, times its factor, to the sum of its group: (groups, width)."""
 
 
+@dataclass(frozen=True, eq=False)
 class Vectors(Keys):
     """Rows of numbers."""
 
-    def __init__(self, rows: Tensor) -> None:
-        self._rows = rows  # (slots, width)
+    _rows: Tensor  # (slots, width)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -87,11 +88,12 @@ class Vectors(Keys):
         add_by_group(sums, rows, codes)
 
 
+@dataclass(frozen=True, eq=False)
 class OneHot(Keys):
     """Where each key's 1 is."""
 
-    def __init__(self, index: Tensor, width: int) -> None:
-        self._index, self._width = index, width  # (slots,)
+    _index: Tensor  # (slots,)
+    _width: int
 
     def __len__(self) -> int:
         return len(self._index)
@@ -118,11 +120,11 @@ class OneHot(Keys):
         sums.view(-1).index_add_(0, cell, counted)
 
 
+@dataclass(frozen=True, eq=False)
 class Ones(Keys):
     """Keys of one entry, which is always 1: a bias is a weight of such keys."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    _slots: int
 
     def __len__(self) -> int:
         return self._slots

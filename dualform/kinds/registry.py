@@ -4,11 +4,11 @@ kind_of(layer).keys(layer, rows)
 register(MyKind())                  # before recording, and before reading what was recorded
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import nn
 
-from dualform.errors import RunError
+from dualform.errors import QueryError, RunError, UnknownName
 from dualform.kinds.base import Candidate, Kind
 from dualform.kinds.embedding import Embedding
 from dualform.kinds.gates import Gates
@@ -48,3 +48,25 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
         parent = modules[name.rpartition(".")[0]]
         for kind in _KINDS.values():
             yield from kind.candidates(clean_name(name), module, parent)
+
+
+def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
+    """Find the model's modules for the recorded layers; raises where they do not fit."""
+    modules = {clean_name(name): module for name, module in model.named_modules()}
+    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    found = {}
+    for name, layer in layers.items():
+        module = kind_of(layer).module_of(name, modules)
+        if module is None:
+            alike = [one.name for one in candidates(model) if one.kind is kind_of(layer)]
+            raise UnknownName("layer in this model called", name, alike)
+        for parameter in (use.parameter for use in layer.uses):
+            there = parameters.get(parameter.name)
+            if there is None or tuple(there.shape) != parameter.shape:
+                got = "none" if there is None else f"one of shape {tuple(there.shape)}"
+                raise QueryError(
+                    f"layer {name!r} was recorded with a {parameter.name!r} of shape {parameter.shape}, this model "
+                    f"has {got}"
+                )
+        found[name] = module
+    return found

@@ -1,7 +1,7 @@
 """A run's slots: which are chosen, in what groups, streamed in blocks."""
 
 from dualform.slots.blocks import Block, Slots
-from dualform.slots.groups import AllInOne, By, ByTags, ByTime, Grouping, size
+from dualform.slots.groups import AllInOne, By, ByTags, ByTime, Grouping
 from dualform.slots.selection import Condition, Selection, condition
 from dualform.slots.stored_keys import KeyRows, StoredKeys
 from dualform.slots.view import View
@@ -20,5 +20,4 @@ __all__ = [
     "StoredKeys",
     "View",
     "condition",
-    "size",
 ]

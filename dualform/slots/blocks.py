@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dualform.errors import NotRecorded
 from dualform.kinds import Keys, kind_of
-from dualform.slots.selection import Selection, decoded
+from dualform.slots.selection import Selection
 from dualform.slots.stored_keys import StoredKeys
 from dualform.store import Layer, Run, Shard, Use
 from dualform.store.packing import unpack
@@ -151,12 +151,18 @@ class Slots:
         return _Piece(shard, int(self._slot_starts[chapter]), int(self.keys.starts[chapter]), steps[passes], passes)
 
 
+@dataclass(eq=False)
 class Block:
     """Some slots of one shard; what is not asked for is not read."""
 
-    def __init__(self, of: Slots, piece: _Piece, rows: slice | Array, buffer: Tensor | None = None) -> None:
-        self._of, self._piece, self._rows, self._buffer = of, piece, rows, buffer
-        self.dtype = of.dtype
+    _of: Slots
+    _piece: _Piece
+    _rows: slice | Array
+    _buffer: Tensor | None = None  # that keys may be read into
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._of.dtype
 
     @cached_property
     def slots(self) -> Array:
@@ -207,7 +213,8 @@ class Block:
     def _scaled(self, rows: Tensor, what: str) -> Tensor:
         """Rows as they were before they were divided by powers of two."""
         exponents = self._piece.shard.exponents(self._of.layer.name, what)
-        return rows if exponents is None else unpack(rows, exponents[self._rows], self.dtype)
+        own = None if exponents is None else exponents[self._rows]
+        return rows if own is None or not own.any() else unpack(rows, own, self.dtype)
 
     def product(self, use: Use, values: Tensor) -> Tensor:
         """What values (slots, units) at these slots add up to in a parameter: E^T X, (units, width)."""
@@ -220,4 +227,4 @@ class Block:
         return factors[self._piece.passes[self._rows]]
 
     def tag(self, name: str) -> Array:
-        return decoded(self._piece.shard, self._of.layer.name, name, self._rows)
+        return self._piece.shard.decoded(self._of.layer.name, name, self._rows)

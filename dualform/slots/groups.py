@@ -1,7 +1,5 @@
 """Slots by group: by the values of one or more tags, or by stretches of training time."""
 
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -9,7 +7,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import QueryError, UnknownName
 from dualform.slots.blocks import Block
-from dualform.slots.selection import decoded, distinct
+from dualform.slots.selection import distinct
 from dualform.store import Layer, Run
 
 Array = NDArray[Any]
@@ -20,21 +18,32 @@ class Grouping(Protocol):
     """Numbers each slot's group; `columns` tells what the groups are, one entry each."""
 
     @property
+    def size(self) -> int:
+        """How many groups there are."""
+
+    @property
     def columns(self) -> dict[str, Array]: ...
 
     def codes(self, block: Block) -> NDArray[np.int64]: ...
 
 
-def size(grouping: Grouping) -> int:
-    return len(next(iter(grouping.columns.values())))
+def grouping_of(run: Run, until: int, layer: str, by: By | int | None) -> Grouping:
+    """Group slots by tags, by that many stretches of time, or all in one."""
+    if by is None:
+        return AllInOne()
+    return ByTime(by, until) if isinstance(by, int) else ByTags.of(run, run.layers[layer], by)
 
 
-@dataclass(frozen=True, eq=False)
 class ByTags:
-    """Groups by tag values; of several tags, the combinations that occur."""
+    """Groups by tag values; of several tags, the combinations that occur.
 
-    categories: dict[str, Array]
-    combined: NDArray[np.int64]  # sorted codes of the combinations that occur
+    `combined` has the sorted codes of these: the first tag's place among its values, times their number, and so on.
+    """
+
+    def __init__(self, categories: dict[str, Array], combined: NDArray[np.int64]) -> None:
+        self.categories, self._combined, self.size = categories, combined, len(combined)
+        self._places = {name: _Places(known) for name, known in categories.items()}
+        self._groups = _Places(combined)
 
     @classmethod
     def of(cls, run: Run, layer: Layer, by: By) -> "ByTags":
@@ -47,7 +56,7 @@ class ByTags:
             return cls(categories, np.arange(len(categories[names[0]])))
         everything = cls(categories, np.empty(0, dtype=np.int64))
         from_shards = [
-            np.unique(everything._combine({name: decoded(shard, layer.name, name) for name in names}))
+            np.unique(everything._combine({name: shard.decoded(layer.name, name) for name in names}))
             for _, shard in run.chapters()
             if shard.slots(layer.name)
         ]
@@ -55,21 +64,16 @@ class ByTags:
 
     @property
     def columns(self) -> dict[str, Array]:
-        rest, columns = self.combined, {}
+        rest, columns = self._combined, {}
         for name in reversed(self.categories):
             rest, code = np.divmod(rest, len(self.categories[name]))
             columns[name] = self.categories[name][code]
         return dict(reversed(columns.items()))
 
-    @cached_property
-    def _places(self) -> "dict[str, _Places]":
-        return {name: _Places(known) for name, known in self.categories.items()}
-
-    @cached_property
-    def _groups(self) -> "_Places":
-        return _Places(self.combined)
-
     def codes(self, block: Block) -> NDArray[np.int64]:
+        if len(self.categories) == 1:  # then every value is a group
+            ((name, places),) = self._places.items()
+            return places.of(block.tag(name))
         return self._groups.of(self._combine({name: block.tag(name) for name in self.categories}))
 
     def _combine(self, columns: dict[str, Array]) -> NDArray[np.int64]:
@@ -96,29 +100,27 @@ class _Places:
         return found
 
 
-@dataclass(frozen=True, eq=False)
 class ByTime:
     """Stretches of training time, as equal as whole steps allow."""
 
-    bins: int
-    until: int
-
-    def __post_init__(self) -> None:
-        if self.bins < 1:
-            raise QueryError(f"bins must be at least 1, not {self.bins}")
+    def __init__(self, bins: int, until: int) -> None:
+        if bins < 1:
+            raise QueryError(f"bins must be at least 1, not {bins}")
+        self.size, self._until = bins, until
 
     @property
     def columns(self) -> dict[str, Array]:
-        edges = -(-np.arange(self.bins + 1) * self.until // self.bins)  # the first step of each bin
+        edges = -(-np.arange(self.size + 1) * self._until // self.size)  # the first step of each bin
         return {"first_step": edges[:-1], "last_step": edges[1:]}
 
     def codes(self, block: Block) -> NDArray[np.int64]:
-        return block.steps * self.bins // max(self.until, 1)
+        return block.steps * self.size // max(self._until, 1)
 
 
-@dataclass(frozen=True, eq=False)
 class AllInOne:
     """One group of everything."""
+
+    size = 1
 
     @property
     def columns(self) -> dict[str, Array]:

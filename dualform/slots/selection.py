@@ -79,17 +79,11 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
 def distinct(run: Run, layer: str, tag: str) -> Array:
     """All values a tag takes in a run, sorted."""
     shards = [shard for _, shard in run.chapters() if shard.slots(layer)]
-    found = [_texts(shard, layer, tag, _unique(shard.tag(layer, tag))) for shard in shards]
+    found = []
+    for shard in shards:
+        values = _unique(shard.tag(layer, tag))
+        found.append(shard.strings(layer, tag)[values] if run.tags[tag] == "string" else values)
     return _unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
-
-
-def decoded(shard: Shard, layer: str, tag: str, rows: slice | Array = slice(None)) -> Array:
-    """Some rows of a tag's column in a shard with strings as strings."""
-    return _texts(shard, layer, tag, shard.tag(layer, tag)[rows])
-
-
-def _texts(shard: Shard, layer: str, tag: str, column: Array) -> Array:
-    return shard.strings(layer, tag)[column] if shard.info.tags[tag] == "string" else column
 
 
 def _unique(column: Array) -> Array:

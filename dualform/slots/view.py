@@ -1,10 +1,10 @@
 """A run seen through a selection: its slots and their groups, found once and kept."""
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from dualform.errors import NotRecorded
 from dualform.slots.blocks import Slots
-from dualform.slots.groups import AllInOne, By, ByTags, ByTime, Grouping
+from dualform.slots.groups import grouping_of
 from dualform.slots.selection import Selection
 from dualform.store import Run
 
@@ -15,15 +15,7 @@ class View:
     def __init__(self, run: Run, selection: Selection) -> None:
         self.run, self.selection = run, selection
         self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
-        self.grouping = lru_cache(maxsize=64)(self._grouping)
-
-    def _grouping(self, layer: str, by: By | int | None) -> Grouping:
-        """By tags, by that many stretches of time, or all in one."""
-        if by is None:
-            return AllInOne()
-        if isinstance(by, int):
-            return ByTime(by, self.selection.until)
-        return ByTags.of(self.run, self.run.layers[layer], by)
+        self.grouping = lru_cache(maxsize=64)(partial(grouping_of, run, selection.until))  # of a layer, by
 
     def need_single_slots(self, what: str) -> None:
         """Raise for a question that a merged memory, which holds sums only, cannot answer."""

@@ -224,6 +224,11 @@ class Shard:
             self._check_within(column.view(np.uint8), 0, 2, name)
         return column
 
+    def decoded(self, layer: str, tag: str, rows: slice | Array = slice(None)) -> Array:
+        """Some rows of a tag's column, strings as strings."""
+        column = self.tag(layer, tag)[rows]
+        return self.strings(layer, tag)[column] if self.info.tags[tag] == "string" else column
+
     def strings(self, layer: str, tag: str) -> Array:
         """The text of each code; long ones as objects, for in an array of numpy's all are as wide as the longest."""
         texts = self.info.strings[f"{layer}/{tag}"]
