@@ -16,7 +16,7 @@ from dualform.query.keys import DenseKeys, Keys, OneHotKeys
 from dualform.query.selection import Selection, decoded
 from dualform.query.stored import StoredKeys, wide, with_keys
 from dualform.store import Layer, Part, Run, Shard
-from dualform.store.packing import unpack
+from dualform.store.codec.float16 import unpack
 
 Array = NDArray[Any]
 

@@ -21,7 +21,7 @@ from dualform.recorder.probe import Probe
 from dualform.recorder.tags import Tags, joined
 from dualform.recorder.watch import OnErrors, watch
 from dualform.store import Layer, Rows, Storage
-from dualform.store.packing import unpack
+from dualform.store.codec.float16 import unpack
 
 Array = NDArray[np.float64]
 

@@ -43,8 +43,8 @@ from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
 from dualform.recorder.taken import Taken, Waiting
 from dualform.store import DTYPES, Layer, Manifest, Rows, RunWriter, StepRecord, Storage
+from dualform.store.codec.float16 import TORCH, pack
 from dualform.store.document import parsed
-from dualform.store.packing import TORCH, pack
 
 _NO_TAGS = Tags({})
 _SEED = 20220211  # any number will do, as long as it stays the same

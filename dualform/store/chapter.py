@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.store.codec.sparse import without_zeros
 from dualform.store.files import Column, neighbours_joined
-from dualform.store.zeros import without_zeros
 
 Array = NDArray[Any]
 

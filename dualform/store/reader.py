@@ -17,11 +17,11 @@ from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
 from dualform.store.ahead import WORTH, Checksum
+from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.document import parsed, printable
 from dualform.store.format import EXPONENTS, MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
 from dualform.store.sound import check_contents
-from dualform.store.zeros import stored_counts, with_zeros
 
 Array = NDArray[Any]
 

@@ -16,13 +16,13 @@ import numpy as np
 
 from dualform.errors import DualformError, StorageError
 from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_column
+from dualform.store.codec.dedup import KeyPool
 from dualform.store.directory import claim
 from dualform.store.files import Column, write_atomically, write_shard
 from dualform.store.format import MANIFEST, Layer, Manifest, ShardInfo, shard_name
 from dualform.store.lock import Lock
 from dualform.store.parse import manifest_from_json
 from dualform.store.reader import Shard
-from dualform.store.repeats import KeyPool
 from dualform.store.sound import check_contents
 
 _LONGEST = 60.0  # seconds of training that a crash may cost at most,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
+from dualform.store.codec.float16 import TORCH, Exponents, pack, unpack
 from dualform.store.format import EXPONENTS
-from dualform.store.packing import TORCH, Exponents, pack, unpack
 
 
 def packed_as(dtype: str, rows: Tensor, alike: bool = False) -> tuple[Tensor, Exponents | None]:
