@@ -44,12 +44,12 @@ from dualform.query.state import as_map, stored_tensor
 from dualform.query.stored import wide
 from dualform.shares import Shares
 from dualform.spotlight import Spotlight
-from dualform.store import Run, Shard, clean_name, summary, summary_lines
+from dualform.store import Run, Shard, Where, clean_name, summary, summary_lines
 from dualform.table import Table
 
 
-def load(path: str | Path) -> "Memory":
-    """Open a recorded run: `memory = dualform.load("runs/mnist")`. Reads headers, not data.
+def load(path: Where) -> "Memory":
+    """Open a recorded run: `memory = dualform.load("runs/mnist")`, or of a backend. Reads headers, not data.
 
     Of a damaged run, what comes before the damage is opened, with a warning.
     """

@@ -42,7 +42,7 @@ from dualform.recorder.sight import Sight, see
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
 from dualform.recorder.taken import Taken, Waiting
-from dualform.store import DTYPES, Layer, Manifest, Rows, RunWriter, StepRecord, Storage
+from dualform.store import DTYPES, Backend, Layer, Manifest, Rows, RunWriter, StepRecord, Storage, Where
 from dualform.store.codec.float16 import TORCH, pack
 from dualform.store.document import parsed
 
@@ -54,7 +54,7 @@ class Recorder:
     """Made by `dualform.record`; see there."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], path: Path, layers: str | Iterable[str],
+        self, model: nn.Module, optimizers: Sequence[Optimizer], path: Path | Backend, layers: str | Iterable[str],
         storage: Storage, overwrite: bool, resume: int | None, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.path = path
@@ -341,7 +341,7 @@ class Recorder:
 def record(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    path: str | Path,
+    path: Where,
     *,
     layers: str | Iterable[str] = "*",
     dtype: str | None = None,
@@ -381,7 +381,8 @@ def record(
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
-    return Recorder(model, optimizers, Path(path), layers, storage, overwrite, resume, about or {})
+    where = path if isinstance(path, Backend) else Path(path)
+    return Recorder(model, optimizers, where, layers, storage, overwrite, resume, about or {})
 
 
 def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:

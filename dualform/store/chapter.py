@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.codec.sparse import without_zeros
-from dualform.store.files import Column, neighbours_joined
+from dualform.store.shard_file import Column, neighbours_joined
 
 Array = NDArray[Any]
 

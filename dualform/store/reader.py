@@ -5,7 +5,6 @@ damaged one is never taken for an answer. Slots are mostly read from the first s
 one are used, those of the next are checked. No torch here, so that asking a run what it is costs nothing.
 """
 
-import stat
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +12,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
 from dualform.store.ahead import WORTH, Checksum
+from dualform.store.backend import Backend, LocalFiles, Where, open_backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
-from dualform.store.document import parsed, printable
+from dualform.store.document import printable
 from dualform.store.format import EXPONENTS, MANIFEST, Layer, Manifest, header_digest, shard_name
 from dualform.store.parse import info_from_json, manifest_from_json
+from dualform.store.shard_file import read_header
 from dualform.store.sound import check_contents
 
 Array = NDArray[Any]
@@ -37,32 +37,24 @@ _DTYPES = {
 class Shard:
     """One sealed chapter. `shard["ledger/0.weight"]` is a memory map of that tensor, checked when first asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.path = backend.describe(name)  # for messages
         self.following: Shard | None = None  # in its run
         self._checked: set[str] = set()
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
-            _check_regular(path)
-            with safe_open(path, framework="np"):  # the library checks lengths, shapes and offsets
-                pass
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                self._tensors: dict[str, Any] = parsed(file.read(length))
-                # "c": private pages, never written back; as a plain array, for a memmap's slices are slow to make
-                self._bytes = np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)
-            metadata = self._tensors.pop("__metadata__")
+            self._blob = backend.open(name)
+            self._tensors, metadata, self._start = read_header(self._blob)
             self.digest = header_digest(self._tensors, metadata["dualform"])
             if metadata["digest"] != self.digest:
                 raise ValueError("the checksum of its header does not fit")
-            self.info, self._checksums = info_from_json(metadata["dualform"], str(path))
+            self.info, self._checksums = info_from_json(metadata["dualform"], self.path)
         except FileNotFoundError:
             raise
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
-            raise RunError(f"{path} is not a sound shard: {printable(str(error))}") from None
-        self._start = 8 + length
+        except (OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
+            raise RunError(f"{self.path} is not a sound shard: {printable(str(error))}") from None
 
     def check_contents(self, manifest: Manifest) -> None:
         """Raise unless every tensor is there that a run of this manifest has, in its dtype and shape."""
@@ -88,7 +80,7 @@ class Shard:
 
     def _content(self, name: str) -> Array:
         begin, end = (self._start + offset for offset in self._tensors[name]["data_offsets"])
-        return self._bytes[begin:end]
+        return self._blob.read(begin, end)
 
     def _check(self, name: str) -> None:
         """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
@@ -119,7 +111,7 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        return len(self._bytes)
+        return self._blob.size
 
     @property
     def has_state(self) -> bool:
@@ -229,21 +221,24 @@ class Shard:
 
 
 class Run:
-    """A run directory, opened. `unread` says why shards after the valid prefix were left out, if any."""
+    """A run, opened: `Run("runs/mnist")`, or of any backend.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.manifest = read_manifest(self.path)
+    `unread` says why shards after the valid prefix were left out, if any.
+    """
+
+    def __init__(self, where: Where) -> None:
+        self.backend = open_backend(where)
+        self.manifest = read_manifest(self.backend)
         self.shards: list[Shard] = []
         self.unread: str | None = None
         self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
         for index in range(self._files()):
             try:
-                shard = Shard(self.path / shard_name(index))
+                shard = Shard(self.backend, shard_name(index))
                 self._check_follows(shard, index)
             except FileNotFoundError:
                 if self._files() > index:  # or else the run was cut back just now
-                    self.unread = f"{self.path / shard_name(index)} is missing"
+                    self.unread = f"{self.backend.describe(shard_name(index))} is missing"
                 break
             except RunError as error:
                 self.unread = str(error)
@@ -254,10 +249,22 @@ class Run:
             if self._has_slots(shard):
                 self.tags = shard.info.tags
         if not self.shards:
-            raise RunError(f"{self.path} has no readable shard: {self.unread or 'nothing was sealed yet'}")
+            reason = self.unread or "nothing was sealed yet"
+            raise RunError(f"{self.backend.describe()} has no readable shard: {reason}")
 
     def _files(self) -> int:
-        return sum(1 for _ in self.path.glob("shard-*.safetensors"))
+        try:
+            names = self.backend.names()
+        except OSError as error:
+            raise RunError(f"cannot list {self.backend.describe()}: {error.strerror or error}") from None
+        return sum(name.startswith("shard-") and name.endswith(".safetensors") for name in names)
+
+    @property
+    def path(self) -> Path:
+        """The directory of a run of local files, where other files may be beside it; raises for any other run."""
+        if not isinstance(self.backend, LocalFiles):
+            raise RunError(f"the run in {self.backend.describe()} has no directory: it is not made of local files")
+        return self.backend.directory
 
     def _check_follows(self, shard: Shard, index: int) -> None:
         info, before = shard.info, self.shards[-1] if self.shards else None
@@ -318,24 +325,16 @@ class Run:
         return next(s for s in reversed(self.shards) if s.has_state and s.info.last_step <= step)
 
 
-def read_manifest(path: Path) -> Manifest:
-    """What a directory says it is; raises if it is no run."""
-    file = path / MANIFEST
-    if not path.is_dir():
-        raise RunError(f"there is no run at {path}: no such directory")
+def read_manifest(backend: Backend) -> Manifest:
+    """What a run says it is; raises if it is none."""
+    if not backend.exists():
+        raise RunError(f"there is no run at {backend.describe()}: no such directory")
     try:
-        _check_regular(file, _LONGEST)
-        return manifest_from_json(file.read_text(encoding="utf-8"), str(file))
+        blob = backend.open(MANIFEST)
+        if blob.size > _LONGEST:
+            raise ValueError(f"it is longer than {_LONGEST:,} bytes")
+        return manifest_from_json(blob.read(0, blob.size).tobytes().decode(), backend.describe(MANIFEST))
     except FileNotFoundError:
-        raise RunError(f"{path} is not a dualform run: it has no {MANIFEST}") from None
+        raise RunError(f"{backend.describe()} is not a dualform run: it has no {MANIFEST}") from None
     except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from None
-
-
-def _check_regular(path: Path, longest: int | None = None) -> None:
-    """Anything else that can be opened may never end, or never begin: pipes, devices."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is not a file")
-    if longest is not None and found.st_size > longest:
-        raise ValueError(f"it is longer than {longest:,} bytes")
+        raise RunError(f"cannot read {backend.describe(MANIFEST)}: {error}") from None

@@ -12,7 +12,7 @@ from dualform.store.reader import Run
 def summary(run: Run) -> dict[str, Any]:
     """The facts as data."""
     return {
-        "path": str(run.path),
+        "path": run.backend.describe(),
         "run": run.manifest.run,
         "created": run.manifest.created,
         "software": run.manifest.software,
