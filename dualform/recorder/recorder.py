@@ -365,7 +365,7 @@ def record(
     name of a tag such as "position", keys are summed up over all visits to the same value of the tag as they
     come: a small part of the bytes, and exact for `top(per="position")` and `total(by="position")`, but for
     nothing else. What is summed up is in memory until `recorder.sync()` or the end of the block. A run that
-    exists is replaced only with `overwrite=True`.
+    exists is replaced only with `overwrite=True`. `path` may be a backend, such as `dualform.store.InMemory()`.
 
     With `resume`, a step at which `recorder.sync()` was called, a run goes on from there: restore the model and
     the optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and

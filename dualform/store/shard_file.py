@@ -9,8 +9,6 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +22,7 @@ from dualform.store.format import ShardInfo, header_digest
 Array = NDArray[Any]
 
 _LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
-_SIZE_LIMIT = 1 << 64  # numbers beyond it are none of safetensors
+_SIZE_LIMIT = 1 << 64  # of lengths and offsets, as safetensors has it
 _METADATA = "__metadata__"
 
 _NAMES = {
@@ -166,10 +164,19 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
         raise ValueError(f"{name} has an unknown dtype")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{name} has a shape or offsets that are no whole numbers")
-    sizes = [*accumulate(shape, mul, initial=_ITEMSIZE[dtype])]  # a product that is too large on its way is refused
-    if sizes[-1] != offsets[1] - offsets[0] or max(sizes) >= _SIZE_LIMIT:
+    if _product(shape) * _ITEMSIZE[dtype] != offsets[1] - offsets[0]:
         raise ValueError(f"{name} does not have as many bytes as its dtype and shape say")
     return offsets[0], offsets[1]
+
+
+def _product(shape: Sequence[int]) -> int:
+    """How many numbers there are. Stops where safetensors' arithmetic would overflow, even if a later length is 0."""
+    product = 1
+    for length in shape:
+        product *= length
+        if product >= _SIZE_LIMIT:
+            raise ValueError("it has a tensor that is too large")
+    return product
 
 
 def _are_sizes(numbers: Any) -> bool:
