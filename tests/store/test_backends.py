@@ -1,5 +1,6 @@
 """What every backend promises, of local files and of memory."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import dualform.store
 from dualform.errors import RunExists, StorageError
 from dualform.store import Backend, InMemory, LocalFiles, open_backend
 from dualform.store.backend import Bytes
@@ -36,6 +38,11 @@ if not child:
     os._exit(held)
 sys.exit(os.waitpid(child, 0)[1] or not lock.held)
 """
+
+
+STORE = Path(dualform.store.__file__).parent
+ABOVE = sorted({*STORE.rglob("*.py")} - {*(STORE / "backend").glob("*.py")})
+OF_FILES = {"fcntl", "io", "mmap", "os", "shutil", "stat", "tempfile"}  # modules
 
 
 @pytest.fixture(params=BACKENDS)
@@ -194,3 +201,16 @@ def test_a_directory_with_the_name_of_an_object_can_be_deleted(tmp_path: Path) -
     (tmp_path / "a" / "b").mkdir(parents=True)
     LocalFiles(tmp_path).delete("a")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", ABOVE, ids=lambda path: path.relative_to(STORE).as_posix())
+def test_nothing_above_a_backend_knows_of_files(path: Path) -> None:
+    known = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            known |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            known.add((node.module or "").split(".")[0])
+        elif isinstance(node, ast.Name) and node.id == "open":
+            known.add("io")
+    assert not known & OF_FILES

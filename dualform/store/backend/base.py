@@ -90,7 +90,8 @@ class Backend(Protocol):
     def write(self, name: str, pieces: Iterable[Bytes]) -> None:
         """Write an object, or replace it, atomically: it has all pieces, or it is as it was before.
 
-        It is durable when this returns: no crash and no power cut takes it away. Raises a StorageError.
+        It is durable when this returns: no crash and no power cut takes it away. Raises a StorageError; what the
+        pieces themselves raise, while they are made, is passed on.
         """
 
     def delete(self, name: str) -> None:
