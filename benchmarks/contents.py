@@ -4,13 +4,12 @@ contents("runs/interrupted") == contents("runs/whole")
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store import Layer, Run, Shard
+from dualform.store import Layer, Run, Shard, Where
 
 Array = NDArray[Any]
 Bits = tuple[str, tuple[int, ...], bytes]
@@ -18,7 +17,7 @@ Bits = tuple[str, tuple[int, ...], bytes]
 _OF_SLOTS = ("pass_step", "pass_rows", "factors", "value_exponent", "visits")
 
 
-def contents(path: str | Path) -> dict[str, Bits]:
+def contents(path: Where) -> dict[str, Bits]:
     """Ledger, audit, slots and tags of all steps, and the state at the end: dtype, shape and bytes of each."""
     run = Run(path)
     assert run.unread is None, run.unread

@@ -34,13 +34,13 @@ from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.kinds import check_kinds, match_modules
 from dualform.slots import By, Selection, View, condition
-from dualform.store import Run, Shard, summary, summary_lines
+from dualform.store import Run, Shard, Where, summary, summary_lines
 from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
 
 
-def load(path: str | Path) -> "Memory":
-    """Open a recorded run: `memory = dualform.load("runs/mnist")`. Reads headers, not data.
+def load(path: Where) -> "Memory":
+    """Open a recorded run: `memory = dualform.load("runs/mnist")`, or of a backend. Reads headers, not data.
 
     Of a damaged run, what comes before the damage is opened, with a warning.
     """
@@ -61,7 +61,7 @@ class Memory:
         sketches: Sketches | None = None,
     ) -> None:
         if selection is None:
-            check_kinds(run.manifest, str(run.path / MANIFEST))
+            check_kinds(run.manifest, run.backend.describe(MANIFEST))
         self._run = run
         self._selection = selection or Selection(run.steps)
         view = View(run, self._selection)

@@ -28,7 +28,7 @@ def rule_of(run: Run, layer: Layer) -> Rule:
     rule = RULES.get(optimizer.kind)
     if rule is None or rule.columns != optimizer.columns:
         raise RunError(
-            f"{run.path / MANIFEST} says that layer {layer.name!r} was trained by {optimizer.kind!r} with "
+            f"{run.backend.describe(MANIFEST)} says that layer {layer.name!r} was trained by {optimizer.kind!r} with "
             f"{listing(optimizer.columns)}: this dualform does not know it, upgrade with pip install --upgrade dualform"
         )
     return rule

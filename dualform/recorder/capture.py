@@ -20,7 +20,7 @@ from dualform.kinds import OnErrors, Probe
 from dualform.recorder.layers import Recorded
 from dualform.recorder.tags import Tags, joined
 from dualform.store import Rows, Storage
-from dualform.store.packing import unpack
+from dualform.store.codec.float16 import unpack
 
 Array = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dualform.recorder.capture import Pass
 from dualform.store import Layer, Rows
-from dualform.store.packing import TORCH, pack
+from dualform.store.codec.float16 import TORCH, pack
 
 Array = NDArray[Any]
 

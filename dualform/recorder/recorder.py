@@ -42,9 +42,9 @@ from dualform.recorder.sight import Sight, see
 from dualform.recorder.snapshot import snapshot
 from dualform.recorder.tags import Tags, check_same
 from dualform.recorder.taken import Taken, Waiting
-from dualform.store import Manifest, Rows, RunWriter, StepRecord, Storage
+from dualform.store import Backend, Manifest, Rows, RunWriter, StepRecord, Storage, Where
+from dualform.store.codec.float16 import TORCH, pack
 from dualform.store.document import parsed
-from dualform.store.packing import TORCH, pack
 from dualform.store.schema import PRECISIONS
 
 _NO_TAGS = Tags({})
@@ -55,7 +55,7 @@ class Recorder:
     """Made by `dualform.record`; see there."""
 
     def __init__(
-        self, model: nn.Module, optimizers: Sequence[Optimizer], path: Path, layers: str | Iterable[str],
+        self, model: nn.Module, optimizers: Sequence[Optimizer], path: Path | Backend, layers: str | Iterable[str],
         storage: Storage, overwrite: bool, resume: int | None, about: Mapping[str, Any],
     ) -> None:  # fmt: skip
         self.path = path
@@ -344,7 +344,7 @@ class Recorder:
 def record(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
-    path: str | Path,
+    path: Where,
     *,
     layers: str | Iterable[str] = "*",
     dtype: str | None = None,
@@ -368,7 +368,7 @@ def record(
     name of a tag such as "position", keys are summed up over all visits to the same value of the tag as they
     come: a small part of the bytes, and exact for `top(per="position")` and `total(by="position")`, but for
     nothing else. What is summed up is in memory until `recorder.sync()` or the end of the block. A run that
-    exists is replaced only with `overwrite=True`.
+    exists is replaced only with `overwrite=True`. `path` may be a backend, such as `dualform.store.InMemory()`.
 
     With `resume`, a step at which `recorder.sync()` was called, a run goes on from there: restore the model and
     the optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
@@ -384,7 +384,8 @@ def record(
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
-    return Recorder(model, optimizers, Path(path), layers, storage, overwrite, resume, about or {})
+    where = path if isinstance(path, Backend) else Path(path)
+    return Recorder(model, optimizers, where, layers, storage, overwrite, resume, about or {})
 
 
 def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:

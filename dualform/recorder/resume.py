@@ -5,14 +5,13 @@ little off, and so would a momentum that was forgotten.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import CannotResume
-from dualform.store import Column, Manifest, Resumption, RunWriter, Shard
+from dualform.store import Column, Manifest, Resumption, RunWriter, Shard, Where
 from dualform.store.schema import STATE
 
 Array = NDArray[Any]
@@ -21,14 +20,15 @@ _COMPARED = ("parameters/", "optimizers/")  # buffers are in no dual form, and a
 
 
 def go_on(
-    path: Path, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int
+    where: Where, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int
 ) -> tuple[RunWriter, dict[str, str] | None]:
     """A writer that goes on after a step, and the kinds of the tags so far. Nothing is dropped unless all fits."""
-    found = Resumption(path, step)
+    found = Resumption(where, step)
+    backend = found.run.backend
     try:
-        _check_same_recording(found.run.manifest, manifest, path)
-        _check_restored(found.snapshot, state, manifest)
-        writer = RunWriter(path, found.run.manifest, found.lock, chapter_bytes, found.kept)  # which reads their keys
+        _check_same_recording(found.run.manifest, manifest, backend.describe())
+        _check_restored(found.snapshot, state, manifest, backend.describe())
+        writer = RunWriter(backend, found.run.manifest, found.lock, chapter_bytes, found.kept)  # which reads their keys
         found.cut()
         return writer, found.kinds
     except BaseException:
@@ -36,7 +36,7 @@ def go_on(
         raise
 
 
-def _check_same_recording(found: Manifest, given: Manifest, where: Path) -> None:
+def _check_same_recording(found: Manifest, given: Manifest, where: str) -> None:
     """A run goes on as it was begun."""
     for what in ("layers", "storage", "optimizers"):
         before, now = getattr(found, what), getattr(given, what)
@@ -48,7 +48,7 @@ def _words(what: Any) -> str:
     return ", ".join(map(str, what)) if isinstance(what, tuple) else str(what)
 
 
-def _check_restored(snapshot: Shard, state: Mapping[str, Column], manifest: Manifest) -> None:
+def _check_restored(snapshot: Shard, state: Mapping[str, Column], manifest: Manifest, where: str) -> None:
     """Compare a model and its optimisers with how the run left them; raises with the layer and the distance."""
     stored = {name.removeprefix(STATE): name for name in snapshot.names(STATE)}
     there = {short: (snapshot.dtype(name), snapshot[name]) for short, name in stored.items() if _compared(short)}
@@ -57,7 +57,7 @@ def _check_restored(snapshot: Shard, state: Mapping[str, Column], manifest: Mani
         fault = _fault(there.get(name), given.get(name))
         if fault:
             raise CannotResume(
-                f"{_in_words(name, manifest)} {fault} at step {snapshot.info.last_step} of {snapshot.path.parent}: "
+                f"{_in_words(name, manifest)} {fault} at step {snapshot.info.last_step} of {where}: "
                 "restore the model and the optimiser from the checkpoint taken at that step, and record then"
             )
 

@@ -20,7 +20,7 @@ from dualform.kinds import Keys, kind_of
 from dualform.slots.selection import Selection
 from dualform.slots.stored_keys import StoredKeys
 from dualform.store import Layer, Run, Shard, Use
-from dualform.store.packing import unpack
+from dualform.store.codec.float16 import unpack
 from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.store import Layer, Run
-from dualform.store.packing import TORCH, power_of_two, unpack
+from dualform.store.codec.float16 import TORCH, power_of_two, unpack
 from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]

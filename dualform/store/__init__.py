@@ -1,17 +1,22 @@
-"""Runs on disk: format, writer, reader. Nothing imported here needs torch."""
+"""Runs on disk: format, writer, reader, backends. Nothing imported here needs torch."""
 
+from dualform.store.backend import Backend, InMemory, LocalFiles, Where, open_backend
 from dualform.store.chapter import Rows, StepRecord
 from dualform.store.directory import Resumption, claim
-from dualform.store.files import Column
-from dualform.store.reader import Run, Shard
+from dualform.store.run import Run
 from dualform.store.schema import KeyLayout, Layer, Manifest, Optimizer, Parameter, Storage, Use, clean_name
+from dualform.store.shard import Shard
+from dualform.store.shard_file import Column
 from dualform.store.summary import summary, summary_lines
 from dualform.store.writer import RunWriter
 
 __all__ = [
+    "Backend",
     "Column",
+    "InMemory",
     "KeyLayout",
     "Layer",
+    "LocalFiles",
     "Manifest",
     "Optimizer",
     "Parameter",
@@ -23,8 +28,10 @@ __all__ = [
     "StepRecord",
     "Storage",
     "Use",
+    "Where",
     "claim",
     "clean_name",
+    "open_backend",
     "summary",
     "summary_lines",
 ]

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.files import Column, neighbours_joined
+from dualform.store.codec.sparse import without_zeros
 from dualform.store.schema import audit_tensor, ledger_tensor, slot_tensor
-from dualform.store.zeros import without_zeros
+from dualform.store.shard_file import Column, neighbours_joined
 
 Array = NDArray[Any]
 

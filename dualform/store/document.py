@@ -20,10 +20,16 @@ _DEEPEST = 100  # lists in lists; Python ends at several hundred, and not in the
 
 def parsed(text: str | bytes) -> Any:
     """What a JSON text says."""
-    content = json.loads(text, object_pairs_hook=_no_key_twice)
+    content = json.loads(text, object_pairs_hook=_no_key_twice, parse_int=_whole)
     _check_depth(content)
     json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair: it could be shown nowhere
     return content
+
+
+def _whole(digits: str) -> int:
+    if digits == "-0":  # to Python a whole number, to others none
+        raise ValueError("-0 is not a whole number")
+    return int(digits)
 
 
 def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -40,6 +40,13 @@ PRECISIONS = {
 }
 
 
+# safetensors' names of what a shard may hold, and numpy's; of bfloat16, which numpy does not know, torch's
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+}  # fmt: skip
+
+
 # Names of files and tensors
 
 

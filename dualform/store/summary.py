@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 
 from dualform.errors import listing
-from dualform.store.reader import Run
+from dualform.store.run import Run
 from dualform.store.schema import AUDIT
 
 
 def summary(run: Run) -> dict[str, Any]:
     """The facts as data."""
     return {
-        "path": str(run.path),
+        "path": run.backend.describe(),
         "run": run.manifest.run,
         "created": run.manifest.created,
         "software": run.manifest.software,

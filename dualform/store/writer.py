@@ -8,21 +8,20 @@ state the run began with.
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from time import monotonic
 from typing import Self
 
 import numpy as np
 
 from dualform.errors import DualformError, StorageError
+from dualform.store.backend import Lock, Where, open_backend
 from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_column
+from dualform.store.codec.dedup import KeyPool
 from dualform.store.directory import claim
-from dualform.store.files import Column, write_atomically, write_shard
-from dualform.store.lock import Lock
 from dualform.store.parse import manifest_from_json
-from dualform.store.reader import Shard
-from dualform.store.repeats import KeyPool
 from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor, tag_tensor
+from dualform.store.shard import Shard
+from dualform.store.shard_file import Column, write_shard
 from dualform.store.sound import check_contents
 
 _LONGEST = 60.0  # seconds of training that a crash may cost at most,
@@ -38,9 +37,10 @@ class RunWriter:
     """
 
     def __init__(
-        self, path: Path, manifest: Manifest, lock: Lock, chapter_bytes: int, kept: Sequence[Shard] = ()
+        self, where: Where, manifest: Manifest, lock: Lock, chapter_bytes: int, kept: Sequence[Shard] = ()
     ) -> None:
-        self.path = path
+        self._backend = open_backend(where)
+        self._where = self._backend.describe()  # for messages
         self._manifest, self._lock, self._chapter_bytes = manifest, lock, chapter_bytes
         self._index = len(kept)
         self._previous = kept[-1].digest if kept else manifest.digest
@@ -54,14 +54,14 @@ class RunWriter:
         self._state_nbytes = kept[-1].state_nbytes if kept else 0  # of the last snapshot
 
     @classmethod
-    def begin(cls, path: Path, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
+    def begin(cls, where: Where, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
         """A new run: writes what is known before its first step."""
-        text = manifest.to_json()
-        manifest_from_json(text, str(path / MANIFEST))  # what could not be read must not be begun
-        lock = claim(path, overwrite)
+        backend, text = open_backend(where), manifest.to_json()
+        manifest_from_json(text, backend.describe(MANIFEST))  # what could not be read must not be begun
+        lock = claim(backend, overwrite)
         try:
-            writer = cls(path, manifest, lock, chapter_bytes)
-            write_atomically(path / MANIFEST, [np.frombuffer(text.encode(), dtype=np.uint8)])
+            writer = cls(backend, manifest, lock, chapter_bytes)
+            backend.write(MANIFEST, [np.frombuffer(text.encode(), dtype=np.uint8)])
             writer._state_nbytes = _nbytes(state)
             writer._write(writer._chapter, state, None)
         except BaseException:
@@ -95,14 +95,14 @@ class RunWriter:
         """Hand the chapter over to be written, then call `done`. Waits for the one before it."""
         if not self._lock.held:  # nor is the thread in a forked process
             raise StorageError(
-                f"{self.path} can be recorded to by the process that began it, not by one forked from it"
+                f"{self._where} can be recorded to by the process that began it, not by one forked from it"
             )
         self.wait()
         self._state_nbytes = _nbytes(state)  # here and not in the background, so that chapters end where they always do
         try:
             self._writing = self._thread.submit(self._write, self._chapter, state, ended)
         except RuntimeError as error:  # no more threads, or the interpreter is shutting down
-            raise StorageError(f"cannot write {self.path}: {error}") from error
+            raise StorageError(f"cannot write {self._where}: {error}") from error
         self._chapter = Chapter(self._chapter.last_step)
         self._writing.add_done_callback(lambda _: done())
 
@@ -114,7 +114,7 @@ class RunWriter:
             self._writing.result()  # an interrupt here leaves it to be waited for again
         except Exception as error:
             known = isinstance(error, DualformError)
-            reason = str(error) if known else f"cannot write {self.path}: {type(error).__name__}: {error}"
+            reason = str(error) if known else f"cannot write {self._where}: {type(error).__name__}: {error}"
             kept = "" if self._lock.removed else f". The first {self._sealed:,} steps are kept"
             raise StorageError(f"{reason}{kept}") from error
         self._writing = None
@@ -136,11 +136,11 @@ class RunWriter:
 
     def _write(self, chapter: Chapter, state: State, ended: str | None) -> None:
         if not self._sound:  # the pools know keys that are on no disk
-            raise StorageError(f"cannot write {self.path}: a chapter before could not be written")
+            raise StorageError(f"cannot write {self._where}: a chapter before could not be written")
         if chapter.steps and chapter.last_step == self._sealed:
             chapter = Chapter(self._sealed)  # an interrupt came while it was handed over, and so it was twice
         if self._lock.removed:  # somebody else's run may be there by now
-            raise StorageError(f"cannot write {self.path}: the directory was removed while it was recorded to")
+            raise StorageError(f"cannot write {self._where}: the directory was removed while it was recorded to")
         self._sound = False
         columns = {f"{STATE}{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
@@ -159,14 +159,14 @@ class RunWriter:
             dict(chapter.tags), strings, ended,
         )  # fmt: skip
         self._check_readable(info, columns)
-        self._previous = write_shard(self.path / shard_name(self._index), columns, info)
+        self._previous = write_shard(self._backend, shard_name(self._index), columns, info)
         self._index, self._sealed, self._sound = self._index + 1, chapter.last_step, True
 
     def _check_readable(self, info: ShardInfo, columns: Mapping[str, Column]) -> None:
         try:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
         except ValueError as error:
-            raise StorageError(f"cannot write {self.path}: {error}") from error
+            raise StorageError(f"cannot write {self._where}: {error}") from error
 
 
 def _nbytes(state: State) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import QueryError, RunError, StorageError
-from dualform.store.files import write_atomically
+from dualform.store.backend import write_atomically
 
 _FORMAT = "dualform text"
 _VERSION = 1

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.jsonable import finite
-from dualform.store.files import write_atomically
+from dualform.store.backend import write_atomically
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.listing import shown
 from dualform.viewer.page_files import Page, read_page

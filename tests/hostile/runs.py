@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 import dualform
-from dualform.store import zeros
+from dualform.store.codec import sparse
 
 _STEPS = 3  # one in the shard after the first, two in the last
-_HOWEVER_NARROW = mock.patch.object(zeros, "_NARROW", 1)  # zeros are left out of layers of few outputs, too
+_HOWEVER_NARROW = mock.patch.object(sparse, "_NARROW", 1)  # zeros are left out of layers of few outputs, too
 
 
 @_HOWEVER_NARROW

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import dualform
+from dualform.store import Where
 
 
 def batch(size: int = 6, width: int = 5) -> tuple[Tensor, Tensor]:
@@ -43,5 +44,5 @@ def assert_exact(path: Path, model: nn.Module, steps: int) -> dualform.Memory:
     return memory
 
 
-def record(model: nn.Module, optimizer: Any, path: Path, **options: Any) -> dualform.Recorder:
+def record(model: nn.Module, optimizer: Any, path: Where, **options: Any) -> dualform.Recorder:
     return dualform.record(model, optimizer, path, **{"dtype": "float64", **options})

@@ -27,7 +27,7 @@ from torch import nn
 
 import dualform
 from dualform.errors import RecordingError, StorageError
-from dualform.store import Run
+from dualform.store import Run, Where
 from tests.recorder.loops import network, record, sgd, step
 
 if sys.platform != "win32":
@@ -224,7 +224,7 @@ class Training:
         self.promise = promise  # called with the steps that are safe
         self._course = course
 
-    def record(self, path: Path, **options: Any) -> Told:
+    def record(self, path: Where, **options: Any) -> Told:
         """Train to the end, or until the disk fails; anything but a StorageError is the caller's."""
         told = Told()
         try:
@@ -278,7 +278,7 @@ Shards = list[dict[str, Any]]
 _certified: set[str] = set()
 
 
-def sealed(path: Path) -> Shards:
+def sealed(path: Where) -> Shards:
     """Every tensor of every shard, and what each shard says of itself; raises unless the run is as it should be."""
     run = Run(path)
     assert run.unread is None, run.unread

@@ -107,7 +107,7 @@ def test_small_tensors_and_states_begin_nothing(path: Path, threads: list[Thread
 
 
 def test_a_large_state_begins_nothing(path: Path, threads: list[Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualform.store.reader.WORTH", 1)
+    monkeypatch.setattr("dualform.store.shard.WORTH", 1)
     Run(path).shards[1]["state/parameters/fc.weight"]
     assert not threads
 

@@ -204,6 +204,6 @@ def test_a_cut_soon_after_the_loop_itself_made_the_directory(tmp_path: Path) -> 
 class Made(Training):
     """A training that makes the directory for its run, as many do."""
 
-    def record(self, path: Path, **options: Any) -> Told:
+    def record(self, path: Any, **options: Any) -> Told:
         path.mkdir()
         return super().record(path, **options)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from dualform.store.packing import TORCH, Exponents, pack, unpack
+from dualform.store.codec.float16 import TORCH, Exponents, pack, unpack
 from dualform.store.schema import EXPONENTS
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import dualform
 from dualform.errors import RunError
 from dualform.store import Run
-from dualform.store.zeros import stored_counts, with_zeros, without_zeros
+from dualform.store.codec.sparse import stored_counts, with_zeros, without_zeros
 from tests.hostile.forge import Forged
 
 Array = NDArray[Any]

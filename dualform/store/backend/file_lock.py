@@ -17,7 +17,7 @@ from dualform.store.schema import LOCK
 _TRIES, _PAUSE = 5, 0.05  # seconds
 
 
-class Lock:
+class FileLock:
     """Keeps a second writer out of a run."""
 
     def __init__(self, directory: Path) -> None:
@@ -52,7 +52,7 @@ class Lock:
                 os.close(self._handle)
 
 
-_held: WeakSet[Lock] = WeakSet()
+_held: WeakSet[FileLock] = WeakSet()
 
 
 def _lock_soon(handle: int) -> None:

@@ -1,80 +1,53 @@
-"""Opens a run: the manifest and the longest valid prefix of its shards, as memory maps.
+"""One sealed chapter of a run: its tensors by name, checked against their checksums when first asked for.
 
-Opening reads headers and sizes only; the bytes of a tensor are checked when it is first asked for, so that a
-damaged one is never taken for an answer. Slots are mostly read from the first shard to the last, so while those of
-one are used, those of the next are checked. No torch here, so that asking a run what it is costs nothing.
+Opening reads the header only, so that a damaged tensor is never taken for an answer and an unread one costs nothing.
+Slots are mostly read from the first shard to the last, so while those of one are used, those of the next are checked.
 """
 
-import stat
-from collections.abc import Iterator
-from functools import cached_property
-from pathlib import Path
+import zlib
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from dualform.errors import RunError
 from dualform.store.ahead import WORTH, Checksum
-from dualform.store.document import parsed, printable
-from dualform.store.parse import info_from_json, manifest_from_json
-from dualform.store.schema import (
-    EXPONENTS,
-    MANIFEST,
-    SLOTS,
-    STATE,
-    Layer,
-    Manifest,
-    header_digest,
-    ledger_tensor,
-    shard_name,
-    slot_tensor,
-    tag_tensor,
-)
+from dualform.store.backend import Backend
+from dualform.store.codec.sparse import stored_counts, with_zeros
+from dualform.store.document import printable
+from dualform.store.parse import info_from_json
+from dualform.store.schema import EXPONENTS, SLOTS, STATE, Layer, Manifest, header_digest, slot_tensor, tag_tensor
+from dualform.store.shard_file import NUMPY, read_header
 from dualform.store.sound import check_contents
-from dualform.store.zeros import stored_counts, with_zeros
 
 Array = NDArray[Any]
 
-_LONGEST = 100_000_000  # bytes of a manifest; safetensors allows as many for the header of a shard
 _MOST_VISITS = 1 << 53
 _WIDEST = 64  # signs of a text
-_DTYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16, "I64": np.int64, "I32": np.int32,
-    "I16": np.int16, "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_, "BF16": np.uint16,
-}  # fmt: skip
 
 
 class Shard:
     """One sealed chapter. `shard["ledger/0.weight"]` is a memory map of that tensor, checked when first asked for."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, backend: Backend, name: str) -> None:
+        self.path = backend.describe(name)  # for messages
         self.following: Shard | None = None  # in its run
         self._checked: set[str] = set()
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
-            _check_regular(path)
-            with safe_open(path, framework="np"):  # the library checks lengths, shapes and offsets
-                pass
-            with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                self._tensors: dict[str, Any] = parsed(file.read(length))
-                # "c": private pages, never written back; as a plain array, for a memmap's slices are slow to make
-                self._bytes = np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)
-            metadata = self._tensors.pop("__metadata__")
+            self._blob = backend.open(name)
+            self._tensors, metadata, self._start = read_header(self._blob)
             self.digest = header_digest(self._tensors, metadata["dualform"])
             if metadata["digest"] != self.digest:
                 raise ValueError("the checksum of its header does not fit")
-            self.info, self._checksums = info_from_json(metadata["dualform"], str(path))
+            self.info, self._checksums = info_from_json(metadata["dualform"], self.path)
         except FileNotFoundError:
             raise
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
-            raise RunError(f"{path} is not a sound shard: {printable(str(error))}") from None
-        self._start = 8 + length
+        except (OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
+            raise RunError(f"{self.path} is not a sound shard: {printable(str(error))}") from None
+        self.has_state = any(name.startswith(STATE) for name in self._tensors)
 
     def check_contents(self, manifest: Manifest) -> None:
         """Raise unless every tensor is there that a run of this manifest has, in its dtype and shape."""
@@ -91,21 +64,21 @@ class Shard:
             raise RunError(f"{self.path} has no {name}")
         entry, content = self._tensors[name], self._content(name)
         if name not in self._checked:
-            self._check(name)
+            self._check(name, content)
         try:
-            array: Array = content.view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            array: Array = content.view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
         except (KeyError, ValueError, OverflowError) as error:  # unknown dtypes, empty tensors of absurd shapes
             raise RunError(f"{self.path} is not a sound shard: {name} cannot be read: {error}") from None
         return array if array.flags.aligned else array.copy()
 
     def _content(self, name: str) -> Array:
         begin, end = (self._start + offset for offset in self._tensors[name]["data_offsets"])
-        return self._bytes[begin:end]
+        return self._blob.read(begin, end)
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, content: Array) -> None:
         """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
-        checksum = self._begun.pop(name, None) or Checksum(self._content(name).data)
-        if checksum.result() != self._checksums.get(name):
+        begun = self._begun.pop(name, None)
+        if (zlib.crc32(content.data) if begun is None else begun.result()) != self._checksums.get(name):
             raise RunError(
                 f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
                 "remove it and those after it: what comes before is a run"
@@ -131,11 +104,7 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        return len(self._bytes)
-
-    @property
-    def has_state(self) -> bool:
-        return any(name.startswith(STATE) for name in self._tensors)
+        return self._blob.size
 
     @property
     def state_nbytes(self) -> int:
@@ -144,15 +113,13 @@ class Shard:
 
     def slots(self, layer: str) -> int:
         """How many slots of a layer there are."""
-        index = slot_tensor(layer, "key_index")
-        return self._rows(index) if index in self else self.key_rows(layer)
+        index = self._tensors.get(slot_tensor(layer, "key_index"))
+        return self.key_rows(layer) if index is None else int(index["shape"][0])
 
     def key_rows(self, layer: str) -> int:
         """How many keys of a layer are stored here."""
-        return self._rows(slot_tensor(layer, "keys"))
-
-    def _rows(self, name: str) -> int:
-        return int(self._tensors[name]["shape"][0]) if name in self else 0
+        keys = self._tensors.get(slot_tensor(layer, "keys"))
+        return 0 if keys is None else int(keys["shape"][0])
 
     def passes(self, layer: str) -> tuple[Array, Array]:
         """Of each backward pass through a layer its step, and how many slots it has."""
@@ -245,116 +212,3 @@ class Shard:
         if not (low <= int(column.min()) and int(column.max()) < end):
             raise RunError(f"{self.path} is not a sound shard: {name} is not between {low} and {end - 1}")
         self._within.add((name, end))
-
-
-class Run:
-    """A run directory, opened. `unread` says why shards after the valid prefix were left out, if any."""
-
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.manifest = read_manifest(self.path)
-        self.shards: list[Shard] = []
-        self.unread: str | None = None
-        self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
-        for index in range(self._files()):
-            try:
-                shard = Shard(self.path / shard_name(index))
-                self._check_follows(shard, index)
-            except FileNotFoundError:
-                if self._files() > index:  # or else the run was cut back just now
-                    self.unread = f"{self.path / shard_name(index)} is missing"
-                break
-            except RunError as error:
-                self.unread = str(error)
-                break
-            if self.shards:
-                self.shards[-1].following = shard
-            self.shards.append(shard)
-            if self._has_slots(shard):
-                self.tags = shard.info.tags
-        if not self.shards:
-            raise RunError(f"{self.path} has no readable shard: {self.unread or 'nothing was sealed yet'}")
-
-    def _files(self) -> int:
-        return sum(1 for _ in self.path.glob("shard-*.safetensors"))
-
-    def _check_follows(self, shard: Shard, index: int) -> None:
-        info, before = shard.info, self.shards[-1] if self.shards else None
-        if (info.run, info.index) != (self.manifest.run, index):
-            raise RunError(f"{shard.path} belongs to another run or another place in it")
-        if info.previous != (before.digest if before else self.manifest.digest):
-            raise RunError(f"{shard.path} does not follow the {'shard' if before else 'manifest'} before it")
-        if info.first_step != (before.info.last_step if before else 0) or (not before and info.last_step):
-            raise RunError(f"{shard.path} does not go on where the shard before it ends")
-        if not before and not shard.has_state:
-            raise RunError(f"{shard.path} does not have the state the run began with")
-        shard.check_contents(self.manifest)
-        if self._has_slots(shard) and any(map(self._has_slots, self.shards)) and info.tags != self.tags:
-            raise RunError(f"{shard.path} has other tags than the shards before it")
-
-    def _has_slots(self, shard: Shard) -> bool:
-        return any(shard.slots(layer.name) for layer in self.manifest.layers)
-
-    @property
-    def steps(self) -> int:
-        return self.shards[-1].info.last_step
-
-    @property
-    def ended(self) -> str | None:
-        """How recording ended; None: it was cut off, or is still going on."""
-        return self.shards[-1].info.ended
-
-    @property
-    def nbytes(self) -> int:
-        return sum(shard.nbytes for shard in self.shards)
-
-    @cached_property
-    def layers(self) -> dict[str, Layer]:
-        return {layer.name: layer for layer in self.manifest.layers}
-
-    @property
-    def sealed(self) -> dict[int, Shard]:
-        """The shard that ends at each step, with the state after it; the first, if only sealing was done since."""
-        ending = {shard.info.last_step: shard for shard in reversed(self.shards) if shard.has_state}
-        return {step: ending[step] for step in sorted(ending)}
-
-    def slots(self, layer: str) -> int:
-        return sum(shard.slots(layer) for shard in self.shards)
-
-    def chapters(self) -> Iterator[tuple[Shard, Shard]]:
-        """Each shard with steps, after the shard before it."""
-        for before, shard in zip(self.shards, self.shards[1:], strict=False):
-            if shard.info.last_step > shard.info.first_step:
-                yield before, shard
-
-    def ledger(self, parameter: str) -> NDArray[np.float64]:
-        """All ledger lines of a parameter: (steps, 1 + columns)."""
-        lines = [shard[ledger_tensor(parameter)] for _, shard in self.chapters()]
-        return np.concatenate(lines) if lines else np.empty((0, 0))
-
-    def snapshot(self, step: int) -> Shard:
-        """The latest shard whose state is from `step` or before."""
-        return next(s for s in reversed(self.shards) if s.has_state and s.info.last_step <= step)
-
-
-def read_manifest(path: Path) -> Manifest:
-    """What a directory says it is; raises if it is no run."""
-    file = path / MANIFEST
-    if not path.is_dir():
-        raise RunError(f"there is no run at {path}: no such directory")
-    try:
-        _check_regular(file, _LONGEST)
-        return manifest_from_json(file.read_text(encoding="utf-8"), str(file))
-    except FileNotFoundError:
-        raise RunError(f"{path} is not a dualform run: it has no {MANIFEST}") from None
-    except (OSError, ValueError) as error:
-        raise RunError(f"cannot read {file}: {error}") from None
-
-
-def _check_regular(path: Path, longest: int | None = None) -> None:
-    """Anything else that can be opened may never end, or never begin: pipes, devices."""
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is not a file")
-    if longest is not None and found.st_size > longest:
-        raise ValueError(f"it is longer than {longest:,} bytes")

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.chapter import Rows
-from dualform.store.files import Column, neighbours_joined
 from dualform.store.schema import slot_tensor
+from dualform.store.shard_file import Column, neighbours_joined
 
 _MOST = 1 << 20  # rows remembered per layer, 24 MB; beyond it only if repeats are common
 _RARE = 1 / 8  # share of repeats below which a full table is given up

@@ -1,0 +1,78 @@
+"""Objects in the memory of this process: for tests, and for runs that nobody wants to keep.
+
+backend = InMemory()
+with dualform.record(model, optimizer, backend): ...
+memory = dualform.load(backend)
+"""
+
+import os
+import threading
+from collections.abc import Iterable
+
+import numpy as np
+
+from dualform.errors import RunExists
+from dualform.store.backend.base import ArrayBlob, Blob, Bytes
+
+
+class InMemory:
+    """A dictionary of bytes. `label` is what messages call it."""
+
+    def __init__(self, label: str = "memory") -> None:
+        self._label = label
+        self._objects: dict[str, bytes] = {}
+        self._turn = threading.Lock()
+
+    def describe(self, name: str | None = None) -> str:
+        return self._label if name is None else f"{self._label}:{name}"
+
+    def exists(self) -> bool:
+        return True
+
+    def create(self) -> None:
+        """There is nothing to be made."""
+
+    def names(self) -> set[str]:
+        return {*self._objects}
+
+    def open(self, name: str) -> Blob:
+        """Each opening gets a copy of its own, which may be written to."""
+        return ArrayBlob(np.frombuffer(self._content(name), dtype=np.uint8).copy())
+
+    def write(self, name: str, pieces: Iterable[Bytes]) -> None:
+        self._objects[name] = b"".join(piece.tobytes() for piece in pieces)
+
+    def delete(self, name: str) -> None:
+        self._content(name)
+        del self._objects[name]
+
+    def lock(self) -> "MemoryLock":
+        return MemoryLock(self._turn, self._label)
+
+    def _content(self, name: str) -> bytes:
+        if name not in self._objects:
+            raise FileNotFoundError(f"there is no {self.describe(name)}")
+        return self._objects[name]
+
+
+class MemoryLock:
+    """Keeps a second writer of this process out."""
+
+    def __init__(self, turn: threading.Lock, label: str) -> None:
+        if not turn.acquire(blocking=False):
+            raise RunExists(f"another recorder is recording to {label}")
+        self._turn, self._released, self._process = turn, False, os.getpid()
+
+    @property
+    def held(self) -> bool:
+        return not self._released and self._process == os.getpid()
+
+    @property
+    def removed(self) -> bool:
+        """Never: objects are there for as long as somebody knows of them."""
+        return False
+
+    def release(self) -> None:
+        if self.held:
+            self._released = True
+            self._turn.release()

@@ -1,0 +1,138 @@
+"""Opens a run: the manifest and the longest valid prefix of its shards, as memory maps.
+
+Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import RunError
+from dualform.store.backend import Backend, LocalFiles, Where, open_backend
+from dualform.store.parse import manifest_from_json
+from dualform.store.schema import MANIFEST, Manifest, ledger_tensor, shard_name
+from dualform.store.shard import Shard
+
+_LONGEST_MANIFEST = 100_000_000  # bytes; safetensors allows as many for the header of a shard
+
+
+class Run:
+    """A run, opened: `Run("runs/mnist")`, or of any backend.
+
+    `unread` says why shards after the valid prefix were left out, if any.
+    """
+
+    def __init__(self, where: Where) -> None:
+        self.backend = open_backend(where)
+        self.manifest = read_manifest(self.backend)
+        self.shards: list[Shard] = []
+        self.unread: str | None = None
+        self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
+        for index in range(self._files()):
+            try:
+                shard = Shard(self.backend, shard_name(index))
+                self._check_follows(shard, index)
+            except FileNotFoundError:
+                if self._files() > index:  # or else the run was cut back just now
+                    self.unread = f"{self.backend.describe(shard_name(index))} is missing"
+                break
+            except RunError as error:
+                self.unread = str(error)
+                break
+            if self.shards:
+                self.shards[-1].following = shard
+            self.shards.append(shard)
+            if self._has_slots(shard):
+                self.tags = shard.info.tags
+        if not self.shards:
+            reason = self.unread or "nothing was sealed yet"
+            raise RunError(f"{self.backend.describe()} has no readable shard: {reason}")
+        self.layers = {layer.name: layer for layer in self.manifest.layers}
+        self.steps = self.shards[-1].info.last_step
+        self.final = self.snapshot(self.steps)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel as the place it is in: whoever gets it opens it there."""
+        return Run, (self.backend,)
+
+    def _files(self) -> int:
+        try:
+            names = self.backend.names()
+        except OSError as error:
+            raise RunError(f"cannot list {self.backend.describe()}: {error.strerror or error}") from None
+        return sum(name.startswith("shard-") and name.endswith(".safetensors") for name in names)
+
+    @property
+    def path(self) -> Path:
+        """The directory of a run of local files, where other files may be beside it; raises for any other run."""
+        if not isinstance(self.backend, LocalFiles):
+            raise RunError(f"the run in {self.backend.describe()} has no directory: it is not made of local files")
+        return self.backend.directory
+
+    def _check_follows(self, shard: Shard, index: int) -> None:
+        info, before = shard.info, self.shards[-1] if self.shards else None
+        if (info.run, info.index) != (self.manifest.run, index):
+            raise RunError(f"{shard.path} belongs to another run or another place in it")
+        if info.previous != (before.digest if before else self.manifest.digest):
+            raise RunError(f"{shard.path} does not follow the {'shard' if before else 'manifest'} before it")
+        if info.first_step != (before.info.last_step if before else 0) or (not before and info.last_step):
+            raise RunError(f"{shard.path} does not go on where the shard before it ends")
+        if not before and not shard.has_state:
+            raise RunError(f"{shard.path} does not have the state the run began with")
+        shard.check_contents(self.manifest)
+        if self._has_slots(shard) and any(map(self._has_slots, self.shards)) and info.tags != self.tags:
+            raise RunError(f"{shard.path} has other tags than the shards before it")
+
+    def _has_slots(self, shard: Shard) -> bool:
+        return any(shard.slots(layer.name) for layer in self.manifest.layers)
+
+    @property
+    def ended(self) -> str | None:
+        """How recording ended; None: it was cut off, or is still going on."""
+        return self.shards[-1].info.ended
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def sealed(self) -> dict[int, Shard]:
+        """The shard that ends at each step, with the state after it; the first, if only sealing was done since."""
+        ending = {shard.info.last_step: shard for shard in reversed(self.shards) if shard.has_state}
+        return {step: ending[step] for step in sorted(ending)}
+
+    def slots(self, layer: str) -> int:
+        return sum(shard.slots(layer) for shard in self.shards)
+
+    def chapters(self) -> Iterator[tuple[Shard, Shard]]:
+        """Each shard with steps, after the shard before it."""
+        for before, shard in zip(self.shards, self.shards[1:], strict=False):
+            if shard.info.last_step > shard.info.first_step:
+                yield before, shard
+
+    def ledger(self, parameter: str) -> NDArray[np.float64]:
+        """All ledger lines of a parameter: (steps, 1 + columns)."""
+        lines = [shard[ledger_tensor(parameter)] for _, shard in self.chapters()]
+        return np.concatenate(lines) if lines else np.empty((0, 0))
+
+    def snapshot(self, step: int) -> Shard:
+        """The latest shard whose state is from `step` or before."""
+        return next(s for s in reversed(self.shards) if s.has_state and s.info.last_step <= step)
+
+
+def read_manifest(backend: Backend) -> Manifest:
+    """What a run says it is; raises if it is none."""
+    if not backend.exists():
+        raise RunError(f"there is no run at {backend.describe()}: no such directory")
+    try:
+        blob = backend.open(MANIFEST)
+        if blob.size > _LONGEST_MANIFEST:
+            raise ValueError(f"it is longer than {_LONGEST_MANIFEST:,} bytes")
+        return manifest_from_json(blob.read(0, blob.size).tobytes().decode(), backend.describe(MANIFEST))
+    except FileNotFoundError:
+        raise RunError(f"{backend.describe()} is not a dualform run: it has no {MANIFEST}") from None
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {backend.describe(MANIFEST)}: {error}") from None
