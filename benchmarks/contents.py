@@ -21,7 +21,7 @@ def contents(path: Where) -> dict[str, Bits]:
     """Ledger, audit, slots and tags of all steps, and the state at the end: dtype, shape and bytes of each."""
     run = Run(path)
     assert run.unread is None, run.unread
-    chapters = [shard for _, shard in run.chapters()]
+    chapters = [shard for _, shard in run.chapters]
     found = {"end": np.array([f"{run.steps} steps", str(run.ended)])}
     for layer in run.manifest.layers:
         found |= {f"ledger/{use.parameter.name}": run.ledger(use.parameter.name) for use in layer.trained}

@@ -68,7 +68,7 @@ class Layer:
 
     def read(self, times: int) -> Times:
         """Every byte of the stored keys, once they are in memory and checked."""
-        shards = [shard for _, shard in Run(self.run).chapters() if shard.key_rows(self.name)]
+        shards = [shard for _, shard in Run(self.run).chapters if shard.key_rows(self.name)]
         flat = [torch.from_numpy(shard[f"slots/{self.name}/keys"].reshape(-1).view(np.float32)) for shard in shards]
         return seconds(lambda _: [some.sum() for some in flat], times)
 

@@ -102,6 +102,8 @@ def recorded_step(path: Path) -> tuple[Walk, nn.Module, torch.Tensor]:
                     take_step()
             else:
                 take_step()
+            if step == 30:
+                recorder.sync()  # so that there are two chapters
     return walk, model, inputs
 
 

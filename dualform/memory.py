@@ -21,14 +21,14 @@ from dualform.attention.folds import CountFold, SeenFold
 from dualform.attention.index import Index, Sketches
 from dualform.attention.plan import Sources
 from dualform.attention.queries import as_queries, queries_of
-from dualform.attention.spotlight import Spotlight
+from dualform.attention.spotlight import LayerSpotlight, Spotlight
 from dualform.dual.certificate import Certificate, verify
 from dualform.dual.coefficients import Ledger
 from dualform.dual.group_weights import check_memory, groups_of
-from dualform.dual.models import assembled, difference
+from dualform.dual.models import assembled
 from dualform.dual.rebuilt import named_parameters
 from dualform.dual.shares import Shares
-from dualform.dual.state import stored_parameter
+from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
@@ -159,11 +159,15 @@ class Memory:
         queries with more than two, such as the last token: `rows=-1`. Instead of a model and inputs, a
         dict of queries will do: `memory.attend({"layers.2": q})`.
         """
-        if not isinstance(model, nn.Module):
-            return Spotlight(self._sources, as_queries(self._run, model), note=None)
-        queries = as_queries(self._run, queries_of(model, self._run.layers, inputs, rows))
-        aim = partial(directions, model, self._run.layers, inputs, rows)
-        return Spotlight(self._sources, queries, difference(self._run, model), aim)
+        note, aim = None, None
+        if isinstance(model, nn.Module):
+            queries = queries_of(model, self._run.layers, inputs, rows)
+            note = difference(self._run, model)
+            aim = partial(directions, model, self._run.layers, inputs, rows)
+        else:
+            queries = dict(model)
+        queries = as_queries(self._sources.view, queries)
+        return Spotlight({name: LayerSpotlight(self._sources, name, q, aim) for name, q in queries.items()}, note)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
         """A layer's parameters, summed up from the initial part and the slots of this view."""

@@ -1,6 +1,7 @@
 """A small table: named columns that print well, in a terminal and in a notebook."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -13,11 +14,11 @@ from dualform.store.document import printable
 _SHOWN = 20
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Table:
     """`table["score"]` is a column, `len(table)` the number of rows; `to_dict()`, `to_pandas()`."""
 
-    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
-        self._columns = dict(columns)
+    _columns: Mapping[str, NDArray[Any]]
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:

@@ -28,7 +28,7 @@ def test_the_run_is_as_large_as_asked_for_and_in_order(tmp_path: Path) -> None:
     assert run.unread is None
     assert run.ended == "complete"
     assert run.nbytes == pytest.approx(40 << 20, rel=0.2)  # with two snapshots of 2.5 MB
-    for _, shard in run.chapters():
+    for _, shard in run.chapters:
         keys = shard["slots/layer/keys"]
         assert keys.dtype == np.float16
         assert keys.shape == (shard.slots("layer"), LAYER.d_in)

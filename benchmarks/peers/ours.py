@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import dualform
 from benchmarks.peers.finder import Finder, Found
 from benchmarks.peers.task import LAST, LAYERS, RUN, Task
-from dualform.attention.answers import Answers
+from dualform.attention.questions import Answers
 from dualform.table import Table
 
 _NOTES = {

@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dualform.attention.answers import Answers
+from dualform.attention.folds import GivenScores
 from dualform.attention.plan import QueryBatch, Question, Sources
-from dualform.attention.questions import Output
+from dualform.attention.questions import Answers, Output
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError
 
@@ -48,7 +48,8 @@ class _Scored(Answers):
         for start in range(0, len(self.queries), portion):
             some = slice(start, start + portion)
             scores = self._scores(some) if self._kept is None else self._kept[:, some]
-            yield QueryBatch(self._sources, self._layer, self.queries[some], scores)
+            slots = self._sources.view.slots(self.name)
+            yield QueryBatch(self._sources, slots, self.queries[some], GivenScores(scores))
 
     def _scores(self, some: slice) -> Tensor:
         return self._sources.duals.of(self.name).scores(self.queries[some], self.directions[some], self._valued)
@@ -74,7 +75,8 @@ class LayerContribution(_Scored):
 
     def initial(self) -> Tensor:
         """(queries,): the part that is due to no slot."""
-        return self._along(output_of(self._layer, self._sources.duals.initial(self.name), self.queries))
+        layer = self._sources.view.run.layers[self.name]
+        return self._along(output_of(layer, self._sources.duals.initial(self.name), self.queries))
 
     def output(self) -> Tensor:
         """(queries,): the layer's output along the direction, the sum of the initial part and all contributions."""

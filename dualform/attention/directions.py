@@ -5,7 +5,7 @@ inside it says how much output 3 grows with each unit, to first order.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -50,7 +50,19 @@ def directions(
 ) -> Directions:
     """The gradient of the target at each query of every layer."""
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
-    with watching(model, layers, lambda layer: _catch(layer, caught[layer.name], rows)) as modules:
+
+    def on_keys(layer: Layer, given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
+        """Errors come last call first, and put themselves in the order of the calls; where none come they are 0."""
+        leading, calls = kind_of(layer).leading(given), caught[layer.name]
+        order = len(calls)
+        calls[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
+
+        def on_errors(gradient: Tensor) -> None:
+            calls[order] = chosen_rows(gradient.reshape(*leading, layer.d_out), rows).cpu()
+
+        return on_errors
+
+    with watching(model, layers, on_keys) as modules:
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), _requiring_gradients(weights):
             output = _outputs(call(model, inputs), rows)
@@ -59,22 +71,6 @@ def directions(
             torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
     found = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
     return Directions(classes.cpu(), found)
-
-
-def _catch(layer: Layer, into: dict[int, Tensor], rows: int | slice | None) -> Callable[..., OnErrors]:
-    """Errors come last call first, and put themselves in the order of the calls; where none come they are 0."""
-
-    def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
-        leading = kind_of(layer).leading(given)
-        order = len(into)
-        into[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
-
-        def on_errors(gradient: Tensor) -> None:
-            into[order] = chosen_rows(gradient.reshape(*leading, layer.d_out), rows).cpu()
-
-        return on_errors
-
-    return on_keys
 
 
 @contextmanager

@@ -4,10 +4,9 @@ Scores are (slots, queries), in float32 at least: attention weights x_t . q or w
 absolute values if asked for. All folds of a plan share them, and they are computed when the first one asks.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,50 +20,41 @@ Array = NDArray[Any]
 Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
 
 _WAITING = 1 << 14  # candidates at least, before they are sorted in
-_CHUNK = 4096  # stored keys scored at a time
 
 
-class Scores(ABC):
+class Scores(Protocol):
     """What the slots of a block score for each query."""
-
-    def __init__(self) -> None:
-        self._block: Block | None = None
-        self._signed = torch.empty(0, 0)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Travel without the block that was looked at last."""
-        return {**self.__dict__, "_block": None, "_signed": torch.empty(0, 0)}
 
     def of(self, block: Block, absolute: bool) -> Tensor:
         """(slots, queries)"""
-        if block is not self._block:
-            self._block, self._signed = block, self._compute(block)
-        return self._signed.abs() if absolute else self._signed
-
-    @abstractmethod
-    def _compute(self, block: Block) -> Tensor: ...
 
 
-class AttentionScores(Scores):
+@dataclass(eq=False)
+class AttentionScores:
     """Attention weights."""
 
-    def __init__(self, queries: Tensor) -> None:
-        super().__init__()
-        self._queries = queries
+    _queries: Tensor
+    _last: tuple[Block, Tensor] | None = None  # the block that was asked about last, and its weights
 
-    def _compute(self, block: Block) -> Tensor:
-        return block.keys.pair(self._queries).mT
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel without them."""
+        return {"_queries": self._queries, "_last": None}
+
+    def of(self, block: Block, absolute: bool) -> Tensor:
+        if self._last is None or self._last[0] is not block:
+            self._last = block, block.keys.pair(self._queries).mT
+        return self._last[1].abs() if absolute else self._last[1]
 
 
-class GivenScores(Scores):
+@dataclass(frozen=True, eq=False)
+class GivenScores:
     """Scores of all slots of a layer, computed before; in float64, for large ones may cancel in their sum."""
 
-    def __init__(self, scores: Tensor) -> None:
-        super().__init__()
-        self._scores = scores  # (slots, queries)
+    _scores: Tensor  # (slots, queries)
 
-    def _compute(self, block: Block) -> Tensor:
-        return self._scores[torch.from_numpy(block.slots)].double()
+    def of(self, block: Block, absolute: bool) -> Tensor:
+        scores = self._scores[torch.from_numpy(block.slots)].double()
+        return scores.abs() if absolute else scores
 
 
 @dataclass(frozen=True)
@@ -174,58 +164,40 @@ class TotalFold:
     def finish(self) -> "TotalFold":
         return self
 
-
-class KeySumFold:
-    """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
-
-    def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
-        self._grouping, self._factors = grouping, factors
-        self._sums = torch.zeros(grouping.size, d_in, dtype=torch.float64)
-        self.nonnegative = True
-
-    def add(self, block: Block) -> None:
-        factors = self._factors(block) if self._factors else None
-        block.keys.add_to(self._sums, self._grouping.codes(block), factors)
-        self.nonnegative = self.nonnegative and block.keys.nonnegative
-
-    def merge(self, other: "KeySumFold") -> None:
-        self._sums += other._sums
-        self.nonnegative = self.nonnegative and other.nonnegative
-
-    def finish(self) -> "KeySumFold":
-        return self
-
-    def totals(self, queries: Tensor) -> Tensor:
-        """Sums of attention weights: (groups, queries)."""
-        return self._sums @ queries.double().mT
+    def best(self, by: Sequence[str], k: int) -> Best:
+        """The k groups with the highest totals, within the groups of the tags `by`; each is named by its first slot."""
+        examples = np.flatnonzero(self.visits.count)
+        group: Array = (
+            groups_of_examples(self._grouping, by, examples) if by else np.zeros(len(examples), dtype=np.int64)
+        )
+        first_slot = self.visits.first_slot[examples]
+        score = self.totals[examples]  # (examples, queries)
+        example, query = _contenders(score, group, k)
+        found = score[torch.from_numpy(example), torch.from_numpy(query)].numpy()
+        kept = best_of_cells(query * (group.max(initial=0) + 1) + group[example], first_slot[example], found, k)
+        return Best(query[kept], group[example[kept]], first_slot[example[kept]], found[kept])
 
 
-class KeyCountFold:
-    """For each stored key, how much its slots in each group count together: sizes of weights need one look at each."""
+def groups_of_examples(grouping: Grouping, by: Sequence[str], examples: Array) -> NDArray[np.int64]:
+    """The group of each example, by those of its tags."""
+    group, columns = np.zeros(len(examples), dtype=np.int64), grouping.columns
+    for name in by:
+        known, code = np.unique(columns[name][examples], return_inverse=True)
+        group = group * len(known) + code.reshape(-1)
+    return group
 
-    def __init__(self, slots: Any, grouping: Grouping, factors: Factors | None) -> None:
-        self._slots, self._grouping, self._factors = slots, grouping, factors
-        self._counts = torch.zeros(slots.stored, grouping.size, dtype=torch.float64)
 
-    def add(self, block: Block) -> None:
-        cell = torch.from_numpy(block.key_rows * self._counts.shape[1] + self._grouping.codes(block))
-        factors = self._factors(block) if self._factors else torch.ones(len(block))
-        self._counts.view(-1).index_add_(0, cell, factors.double())
-
-    def merge(self, other: "KeyCountFold") -> None:
-        self._counts += other._counts
-
-    def finish(self) -> "KeyCountFold":
-        return self
-
-    def totals(self, queries: Tensor) -> Tensor:
-        """Sums of the sizes of attention weights: (groups, queries)."""
-        totals = torch.zeros(self._counts.shape[1], len(queries), dtype=torch.float64)
-        used = torch.nonzero(self._counts.any(dim=1)).flatten()
-        for rows in used.split(_CHUNK):
-            scores = self._slots.keys.weights(rows.numpy(), queries).abs_()  # (queries, keys)
-            totals += (scores @ self._counts[rows].to(queries.dtype)).mT.double()
-        return totals
+def _contenders(score: Tensor, group: Array, k: int) -> tuple[Array, Array]:
+    """The examples that may be among the k best of their group, and for which query: few, where examples are many."""
+    found = []
+    for number in np.unique(group):
+        members = torch.from_numpy(np.flatnonzero(group == number))
+        of_group = score[members]  # (members, queries)
+        bar = of_group.topk(min(k, len(members)), dim=0).values[-1]  # ties with the last are sorted out later
+        member, query = torch.nonzero(of_group >= bar, as_tuple=True)
+        found.append(torch.stack([members[member], query]))
+    both: Array = torch.cat(found, dim=1).numpy() if found else np.empty((2, 0), dtype=np.int64)
+    return both[0], both[1]
 
 
 class SeenFold:

@@ -6,39 +6,53 @@ It takes as long as several readings to make, so it is made when a layer has bee
 from collections import Counter
 from functools import lru_cache
 from typing import Any
-
-from torch import Tensor
+from weakref import finalize
 
 from dualform.attention.examples import Examples, ExamplesFold
-from dualform.attention.search import Members, MembersFold, Search
-from dualform.attention.sketch import Budget, Sketch
+from dualform.attention.search import Members, MembersFold, Search, Sketch
 from dualform.engine import Plan, carry_out
 from dualform.kinds import kind_of
-from dualform.slots import By, Slots, View
+from dualform.slots import By, KeyRows, Slots, View
 from dualform.store import Run
 
+FEW_QUERIES = 3  # to make a sketch takes as long as to read the keys for each of them
 _KEPT_BYTES = 900 << 20  # of all that is kept of a run and its views
-_FEW_QUERIES = 3  # to make a sketch takes as long as to read the keys for each of them
+
+
+class Budget:
+    """Bytes that what is kept for later queries may take, together; given back when it is gone."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+
+    def take(self, nbytes: int, for_whom: object) -> None:
+        self.left -= nbytes
+        finalize(for_whom, self._give_back, nbytes)
+
+    def _give_back(self, nbytes: int) -> None:
+        self.left += nbytes
 
 
 class Sketches:
-    """Of the layers of a run, for all its views."""
+    """Of the layers of a run, for all its views; `asked` counts the queries to each layer."""
 
     def __init__(self, run: Run) -> None:
         self._run, self.budget = run, Budget(_KEPT_BYTES)
-        self._asked: Counter[str] = Counter()
+        self.asked: Counter[str] = Counter()
         self.of = lru_cache(maxsize=None)(self._make)
-
-    def count(self, layer: str, queries: int) -> bool:
-        """Count queries to a layer; whether there were enough, with these, for an index to pay."""
-        self._asked[layer] += queries
-        return self._asked[layer] > _FEW_QUERIES
 
     def _make(self, layer: str) -> Sketch | None:
         described = self._run.layers[layer]
         if not kind_of(described).vectors:
             return None
-        return Sketch.of(Slots(self._run, described).keys, described.d_in, self.budget)
+        return self.sketch(Slots(self._run, described).keys, described.d_in)
+
+    def sketch(self, keys: KeyRows, width: int) -> Sketch | None:
+        """Make one within the budget; None if there is no room, or no bounds for such keys."""
+        sketch = Sketch.of(keys, width, self.budget.left)
+        if sketch is not None:
+            self.budget.take(sketch.nbytes, sketch)
+        return sketch
 
 
 class Index:
@@ -46,16 +60,15 @@ class Index:
 
     def __init__(self, view: View, sketches: Sketches) -> None:
         self._view, self.sketches = view, sketches
+        self.search = lru_cache(maxsize=8)(self._search)
         self.members = lru_cache(maxsize=8)(self._members)
         self.examples = lru_cache(maxsize=8)(self._examples)
         self.sums: dict[Any, Any] = {}  # folds whose sums are good for all queries to come
 
-    def search(self, layer: str, queries: Tensor, k: int, by: By | None, absolute: bool) -> Search | None:
-        """A search for single slots; None if there is no sketch, or none for these queries."""
+    def _search(self, layer: str, by: By | None) -> Search | None:
+        """A search for single slots, by groups; None if there is no sketch."""
         sketch = self.sketches.of(layer)
-        if sketch is None or not sketch.takes(queries):
-            return None
-        return Search(self._view.slots(layer).keys, sketch, self.members(layer, by), k, absolute)
+        return None if sketch is None else Search(self._view.slots(layer).keys, sketch, self.members(layer, by))
 
     def _members(self, layer: str, by: By | None) -> Members:
         fold = MembersFold(self._view.grouping(layer, by))
@@ -64,11 +77,12 @@ class Index:
 
     def _examples(self, layer: str, by: tuple[str, ...]) -> Examples | None:
         """What shares the first of these tags summed up, by groups of the others; None if there is no room for it."""
-        slots, grouping = self._view.slots(layer), self._view.grouping(layer, by)
+        slots, grouping, budget = self._view.slots(layer), self._view.grouping(layer, by), self.sketches.budget
         nbytes = grouping.size * slots.layer.d_in * slots.dtype.itemsize
-        if not kind_of(slots.layer).vectors or nbytes > self.sketches.budget.left:
+        if not kind_of(slots.layer).vectors or nbytes > budget.left:
             return None
         fold = ExamplesFold(slots.layer.d_in, slots.dtype, grouping)
-        self.sketches.budget.take(nbytes, fold.keys)
+        budget.take(nbytes, fold.keys)
         carry_out(Plan(slots, self._view.selection, (fold,)))
-        return Examples.of(fold, by[1:], self.sketches.budget)
+        sketch = self.sketches.sketch(fold.keys, slots.layer.d_in)
+        return None if sketch is None else fold.examples(by[1:], sketch)

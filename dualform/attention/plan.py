@@ -7,12 +7,11 @@ plan.answers()                  # one reading of the slots for all that need one
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from dualform.attention.folds import AttentionScores, GivenScores, Scores
+from dualform.attention.folds import Scores
 from dualform.attention.index import Index
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out
@@ -31,22 +30,17 @@ class Sources:
 
 @dataclass(frozen=True)
 class QueryBatch:
-    """Some queries to a layer. Scores are attention weights, unless they were computed before."""
+    """Some queries to a layer, and what its slots score for them: attention weights, or scores computed before."""
 
     sources: Sources
-    layer: Layer
+    slots: Slots
     queries: Tensor  # (queries, d_in)
-    given: Tensor | None = None  # (slots, queries), of all slots of the layer
+    scores: Scores  # one for all folds, so that they are computed once
     often: bool = False  # enough has been asked for an index to pay
 
     @property
-    def slots(self) -> Slots:
-        return self.sources.view.slots(self.layer.name)
-
-    @cached_property
-    def scores(self) -> Scores:
-        """One for all folds, so that they are computed once."""
-        return AttentionScores(self.queries) if self.given is None else GivenScores(self.given)
+    def layer(self) -> Layer:
+        return self.slots.layer
 
     def grouping(self, by: By | int | None) -> Grouping:
         return self.sources.view.grouping(self.layer.name, by)

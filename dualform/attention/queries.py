@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from threading import RLock
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError, UnknownName
-from dualform.kinds import OnKeys, kind_of, match_modules
-from dualform.slots.blocks import keys_dtype
-from dualform.store import Layer, Run
+from dualform.kinds import OnErrors, kind_of, match_modules
+from dualform.slots import View
+from dualform.store import Layer
 
 
 def queries_of(
@@ -23,9 +24,13 @@ def queries_of(
     A layer that is called several times gets the queries of all calls, one after the other.
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
-    with watching(model, layers, lambda layer: _catch(layer, caught[layer.name], rows)), torch.no_grad():
+
+    def on_keys(layer: Layer, given: Tensor, precision: torch.dtype, followed: bool) -> None:
+        caught[layer.name].append(chosen_rows(kind_of(layer).queries(layer, given), rows))
+
+    with watching(model, layers, on_keys), torch.no_grad():
         call(model, inputs)
-    return {name: torch.cat(queries) for name, queries in caught.items() if queries}
+    return {name: torch.cat(queries) for name, queries in caught.items()}
 
 
 # Hooks see every forward pass through a model, and eval mode is the whole model's: one thread at a time.
@@ -34,13 +39,17 @@ _one_at_a_time = RLock()
 
 @contextmanager
 def watching(
-    model: nn.Module, layers: Mapping[str, Layer], catch: Callable[[Layer], OnKeys]
+    model: nn.Module, layers: Mapping[str, Layer], on_keys: Callable[..., OnErrors | None]
 ) -> Iterator[dict[str, nn.Module]]:
-    """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was."""
+    """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was.
+
+    `on_keys` is told the layer, and then what a kind tells of a call.
+    """
     modules = match_modules(model, layers)
     with _one_at_a_time:
         handles = [
-            kind_of(layer).watch(modules[name], layer, catch(layer), lasting=False) for name, layer in layers.items()
+            kind_of(layer).watch(modules[name], layer, partial(on_keys, layer), lasting=False)
+            for name, layer in layers.items()
         ]
         training = {module: module.training for module in model.modules()}
         try:
@@ -53,16 +62,16 @@ def watching(
                 module.training = mode
 
 
-def as_queries(run: Run, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_queries(view: View, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Queries (..., d_in) by layer, as they are multiplied: (queries, d_in), in the precision of the run's keys."""
-    prepared = {}
+    prepared, layers = {}, view.run.layers
     for name, queries in given.items():
-        if name not in run.layers:
-            raise UnknownName("layer", name, run.layers)
-        width, dtype = run.layers[name].d_in, keys_dtype(run)
+        if name not in layers:
+            raise UnknownName("layer", name, layers)
+        width = layers[name].d_in
         if queries.shape[-1] != width:
             raise QueryError(f"a query of layer {name!r} has {width} entries, this one has {queries.shape[-1]}")
-        prepared[name] = queries.detach().to("cpu", dtype).reshape(-1, width)
+        prepared[name] = queries.detach().to("cpu", view.dtype).reshape(-1, width)
     return prepared
 
 
@@ -70,13 +79,6 @@ def call(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
-
-
-def _catch(layer: Layer, into: list[Tensor], rows: int | slice | None) -> Callable[..., None]:
-    def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> None:
-        into.append(chosen_rows(kind_of(layer).queries(layer, given), rows))
-
-    return on_keys
 
 
 def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:

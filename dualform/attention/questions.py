@@ -6,24 +6,28 @@ Most are about scores: attention weights, or contributions to an output. A quest
 of many layers.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.attention.examples import best_examples
-from dualform.attention.folds import Best, TopFold, TotalFold
-from dualform.attention.plan import QueryBatch, Route
+from dualform.attention import index
+from dualform.attention.folds import AttentionScores, Best, TopFold, TotalFold, Visits
+from dualform.attention.plan import AttentionPlan, QueryBatch, Question, Route, Sources
 from dualform.attention.totals import Sums
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError
-from dualform.slots import Block, By
+from dualform.slots import By
 from dualform.table import Table
 
 Array = NDArray[Any]
+
+_QUERIES = 1024  # asked at a time, so that memory does not grow with their number
+_CELLS = 1 << 26  # queries times training examples with a sum each: half a gigabyte
 
 
 @dataclass(frozen=True)
@@ -51,33 +55,35 @@ class Top:
             raise QueryError(f"k must be at least 1, not {self.k}")
         if self.per is None or self.absolute:
             batch.sources.view.need_single_slots("sizes of single weights" if self.per else "single slots")
-        return self._to_slots(batch) if self.per is None else self._to_examples(batch)
+        if self.per is None:
+            return self._to_slots(batch)
+        layer, tags, queries = batch.slots.layer.name, self.examples, batch.queries
+        examples = batch.sources.index.examples(layer, tags) if batch.often and not self.absolute else None
+        sketched = None if examples is None else examples.search.sketch.of_queries(queries)
+        if examples is not None and sketched is not None:
+            search, visits = examples.search, examples.visits
+            return Route(
+                f"an index of {search.sketch.keys:,} training examples, whose keys are summed up",
+                lambda _: self._table_of_examples(batch, search.best(queries, sketched, self.k), visits),
+            )
+        grouping = batch.sources.view.grouping(layer, tags)
+        return Route(
+            f"a scan of all slots, summed up over {grouping.size:,} training examples",
+            lambda totals: self._table_of_examples(batch, totals.best(tags[1:], self.k), totals.visits),
+            TotalFold(batch.scores, grouping, len(queries), self.absolute),
+        )
 
     def _to_slots(self, batch: QueryBatch) -> Route:
-        index, name = batch.sources.index, batch.layer.name
-        search = index.search(name, batch.queries, self.k, self.by, self.absolute) if batch.often else None
-        if search is not None:
-            how = f"an index of {len(search.keys):,} keys"
-            return Route(how, lambda _: self._table_of_slots(batch, search.best(batch.queries)))
-        fold = TopFold(batch.scores, self.k, batch.grouping(self.by), len(batch.queries), self.absolute)
-        return Route("a scan of all slots", lambda best: self._table_of_slots(batch, best), fold)
-
-    def _to_examples(self, batch: QueryBatch) -> Route:
-        use_index = batch.often and not self.absolute
-        examples = batch.sources.index.examples(batch.layer.name, self.examples) if use_index else None
-        if examples is not None and examples.sketch.takes(batch.queries):
-            how = f"an index of {len(examples.keys):,} training examples, whose keys are summed up"
+        queries = batch.queries
+        search = batch.sources.index.search(batch.slots.layer.name, self.by) if batch.often else None
+        sketched = None if search is None else search.sketch.of_queries(queries)
+        if search is not None and sketched is not None:
             return Route(
-                how, lambda _: self._table_of_examples(batch, examples.best(batch.queries, self.k), examples.visits)
+                f"an index of {search.sketch.keys:,} keys",
+                lambda _: self._table_of_slots(batch, search.best(queries, sketched, self.k, self.absolute)),
             )
-        grouping = batch.grouping(self.examples)
-
-        def answer(totals: TotalFold) -> Table:
-            best = best_examples(totals, grouping, self.examples[1:], self.k)
-            return self._table_of_examples(batch, best, totals.visits)
-
-        fold = TotalFold(batch.scores, grouping, len(batch.queries), self.absolute)
-        return Route(f"a scan of all slots, summed up over {grouping.size:,} training examples", answer, fold)
+        fold = TopFold(batch.scores, self.k, batch.grouping(self.by), len(queries), self.absolute)
+        return Route("a scan of all slots", lambda best: self._table_of_slots(batch, best), fold)
 
     def _table_of_slots(self, batch: QueryBatch, best: Best) -> Table:
         facts = lookup(batch, best.slot, with_coefficient=True)
@@ -86,7 +92,7 @@ class Top:
             columns |= {name: values[best.group] for name, values in batch.grouping(self.by).columns.items()}
         return Table(columns)
 
-    def _table_of_examples(self, batch: QueryBatch, best: Best, visits: Any) -> Table:
+    def _table_of_examples(self, batch: QueryBatch, best: Best, visits: Visits) -> Table:
         """An example's facts are those of its first slot; in a merged memory, slots and steps are no single visits."""
         facts = {"slot": best.slot, **lookup(batch, best.slot)}
         if batch.sources.view.run.manifest.storage.merge:
@@ -183,15 +189,69 @@ def lookup(batch: QueryBatch, slots: Array, with_coefficient: bool = False) -> d
     if not blocks:
         return {name: np.empty(0) for name in ("step", *run.tags)}
     order = np.argsort(np.concatenate([positions for positions, _ in blocks]))
+    facts: list[dict[str, Array]] = [{"step": block.steps} for _, block in blocks]
+    for fact, (_, block) in zip(facts, blocks, strict=True):
+        if with_coefficient and run.manifest.storage.values:
+            coefficient = batch.sources.duals.of(batch.layer.name).coefficient(block)
+            fact |= {} if coefficient is None else {"coefficient": coefficient}
+        fact |= {tag: block.tag(tag) for tag in run.tags}
+    return {name: np.concatenate([fact[name] for fact in facts])[order] for name in facts[0]}
 
-    def column(read: Callable[[Block], Array]) -> Array:
-        return np.concatenate([read(block) for _, block in blocks])[order]
 
-    columns = {"step": column(lambda block: block.steps)}
-    if with_coefficient and run.manifest.storage.values:
-        dual = batch.sources.duals.of(batch.layer.name)
-        found = [dual.coefficient(block) for _, block in blocks]
-        numbers = [coefficient for coefficient in found if coefficient is not None]
-        if numbers:
-            columns["coefficient"] = np.concatenate(numbers)[order]
-    return columns | {tag: column(lambda block, tag=tag: block.tag(tag)) for tag in run.tags}  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class Answers:
+    """What can be asked about the slots of a layer, whatever their scores. Tables say which query a row belongs to."""
+
+    _sources: Sources
+    name: str
+    queries: Tensor  # (queries, d_in)
+
+    def top(self, k: int = 10, by: By | None = None, per: str | None = None, absolute: bool = False) -> Table:
+        """The k highest scores: `top(10)`, `top(500, by="label")`, `top(3, per="id")`."""
+        table: Table = self.collect(Top(k, by, per, absolute))[0]
+        return table
+
+    def total(self, by: By | None = None, absolute: bool = False, valued: bool = False) -> Table:
+        """Scores summed over groups of slots: `total(by="label")`, `total(by=("task", "label"))`.
+
+        With `absolute`, sizes are summed; with `valued`, each attention weight counts |c_t| ||e_t|| times.
+        """
+        table: Table = self.collect(Total(by, absolute, valued))[0]
+        return table
+
+    def timeline(self, bins: int = 60, absolute: bool = False, valued: bool = False) -> Table:
+        """Scores summed over stretches of training time."""
+        table: Table = self.collect(Timeline(bins, absolute, valued))[0]
+        return table
+
+    def collect(self, *questions: Question) -> list[Any]:
+        """Several answers in one reading of the slots."""
+        portion = self._portion(questions)
+        parts = [AttentionPlan(batch, questions).answers() for batch in self._batches(portion)]
+        return parts[0] if len(parts) == 1 else [_joined(answers, portion) for answers in zip(*parts, strict=True)]
+
+    def plan(self, *questions: Question) -> AttentionPlan:
+        """How questions would be answered: `print(layer.plan(Top(10, per="id")).explain())`."""
+        return AttentionPlan(next(self._batches(self._portion(questions))), questions)
+
+    def _portion(self, questions: Sequence[Question]) -> int:
+        """How many queries are asked at a time: fewer, where each has a sum for every training example."""
+        by = [question.examples for question in questions if isinstance(question, Top) and question.per]
+        cells = max((self._sources.view.grouping(self.name, examples).size for examples in by), default=0)
+        return max(1, min(_QUERIES, _CELLS // max(cells, 1)))
+
+    def _batches(self, portion: int) -> Iterator[QueryBatch]:
+        """The queries, so many at a time."""
+        slots, asked = self._sources.view.slots(self.name), self._sources.index.sketches.asked
+        often = asked[self.name] + len(self.queries) > index.FEW_QUERIES
+        for queries in torch.split(self.queries, portion):
+            yield QueryBatch(self._sources, slots, queries, AttentionScores(queries), often)
+        asked[self.name] += len(self.queries)  # not if somebody only wants to know how the first would be answered
+
+
+def _joined(answers: Sequence[Any], portion: int) -> Any:
+    """The answers to queries that were asked in several portions, as if asked at once."""
+    if isinstance(answers[0], Tensor):
+        return torch.cat(list(answers))
+    numbered = [{**t.as_arrays(), "query": t["query"] + i * portion} for i, t in enumerate(answers)]
+    return Table({name: np.concatenate([columns[name] for columns in numbered]) for name in numbered[0]})

@@ -3,11 +3,23 @@
 A sketch bounds the scores of all keys. Of each group, the k slots with the highest bounds are scored by their
 stored keys; the lowest of these scores is a bar that none of the k best is below. Only slots whose bounds
 reach the bar are scored besides, and the best of all scored are the best of all.
+
+**The bounds.** Keys of a trained network lie close to a few directions. Along those, B (d_in, r), a key x is x B; let
+rest(x) be the length of what they leave out. For any query
+
+    x . q  <=  (x B) . (q B) + rest(x) rest(q)
+
+which is one product with r + 1 numbers in place of d_in, and leaves few keys that may be among the best.
+It holds for any orthonormal B, so directions found from a sample of the keys will do.
+
+Rounding: of both sides together it is at most a multiple of width times eps of |x| |q|. With it under the root of
+both rests, rest(x)^2 = (1 + c) |x|^2 - |x B|^2, their product is larger by at least c |x| |q| (Cauchy-Schwarz).
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -15,17 +27,106 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.attention.folds import Best, best_of_cells
-from dualform.attention.sketch import Sketch
 from dualform.slots import Block, Grouping, KeyRows
 
 Array = NDArray[Any]
 
 _BOUNDS = 1 << 24  # queries times slots at a time: 64 MB in float32
+_SAMPLE = 16_384  # keys that the directions are found from
+_ROUNDS = 3  # of subspace iteration
+_FEWEST_DIRECTIONS = 16
+_SHARE = 12  # of a key's width: directions for a sixth of a float16 key's bytes
+_SKETCH_BYTES = 1 << 29
+_SLACK = 16.0
+_PIECE_ROWS = 4096  # of keys in memory, sketched at a time
+
+
+class Sketch:
+    """`bounds(queries)`: no attention weight of a stored key is above its bound."""
+
+    def __init__(self, directions: Tensor, rows: Tensor) -> None:
+        self._directions = directions  # (d_in, r)
+        self._rows = rows  # (r + 1, keys): one row for each direction, and last the rests
+        self.keys, self.nbytes = rows.shape[1], rows.nbytes
+
+    @classmethod
+    def of(cls, keys: KeyRows, width: int, most_bytes: int) -> Self | None:
+        """None if there is no room even for a coarse one, or if squares of the keys are beyond what floats hold."""
+        at_most = min(_SKETCH_BYTES, most_bytes) // (keys.dtype.itemsize * max(len(keys), 1)) - 1
+        count = min(width, max(_FEWEST_DIRECTIONS, width // _SHARE), at_most)
+        if count < min(width, _FEWEST_DIRECTIONS):
+            return None
+        directions = _directions(keys, width, count)
+        rows = torch.empty(count + 1, len(keys), dtype=keys.dtype)
+        for first, some in keys.pieces():
+            sketched = _sketched(some, directions)
+            if sketched is None:
+                return None
+            rows[:, first : first + len(some)] = sketched
+        return cls(directions, rows)
+
+    def of_queries(self, queries: Tensor) -> Tensor | None:
+        """Queries as `bounds` takes them: (r + 1, queries); None if their squares are beyond what floats hold."""
+        return _sketched(queries, self._directions)
+
+    def bounds(self, sketched: Tensor, absolute: bool, into: Tensor) -> None:
+        """Fill (queries, keys): above all weights, or above their sizes."""
+        torch.mm(sketched.mT, self._rows, out=into)
+        if absolute:
+            mirrored = torch.cat([-sketched[:-1], sketched[-1:]])
+            torch.maximum(into, mirrored.mT @ self._rows, out=into)
+
+
+def _sketched(vectors: Tensor, directions: Tensor) -> Tensor | None:
+    """(r + 1, vectors): along the directions, and the rest. None if a square is beyond what floats hold."""
+    squares, info = torch.linalg.vector_norm(vectors, dim=1).square(), torch.finfo(vectors.dtype)
+    ordinary = (squares >= info.tiny**0.5) & (squares <= info.max**0.5)
+    if not bool(ordinary.all()) and bool(vectors[~ordinary].any()):
+        return None
+    found = torch.empty(directions.shape[1] + 1, len(vectors), dtype=vectors.dtype)
+    torch.mm(directions.mT, vectors.mT, out=found[:-1])
+    slack = 1 + _SLACK * info.eps * vectors.shape[1]
+    torch.sqrt((slack * squares - found[:-1].square().sum(dim=0)).clamp_min_(0), out=found[-1])
+    return found
+
+
+def _directions(keys: KeyRows, width: int, count: int) -> Tensor:
+    """Orthonormal ones close to which a sample of the keys lies: (width, count)."""
+    index = np.unique(np.linspace(0, len(keys) - 1, min(_SAMPLE, len(keys))).astype(np.int64))
+    sample = keys.take(index)
+    found = torch.randn(width, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for _ in range(_ROUNDS):
+        found = torch.linalg.qr((sample.mT @ (sample @ found.to(keys.dtype))).double()).Q
+    return found.to(keys.dtype)
+
+
+@dataclass(frozen=True)
+class SummedKeys:
+    """Keys in memory, read as stored ones are: sums over all slots of a training example."""
+
+    rows: Tensor  # (examples, d_in)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.rows.dtype
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, index: Array) -> Tensor:
+        return self.rows[torch.from_numpy(index)]
+
+    def weights(self, index: Array, queries: Tensor) -> Tensor:
+        return queries @ self.rows[torch.from_numpy(index)].mT
+
+    def pieces(self) -> Iterator[tuple[int, Tensor]]:
+        for first in range(0, len(self.rows), _PIECE_ROWS):
+            yield first, self.rows[first : first + _PIECE_ROWS]
 
 
 @dataclass(frozen=True)
 class Members:
-    """The chosen slots, group by group, and the stored key of each."""
+    """The chosen slots, group by group, and the key of each."""
 
     slots: Array  # (slots,): by group, then in order
     rows: Tensor  # (slots,)
@@ -46,10 +147,6 @@ class Members:
     @cached_property
     def _in_order(self) -> bool:
         return torch.equal(self.rows, torch.arange(len(self.rows)))
-
-    def groups(self, members: Array) -> Array:
-        """The group of each."""
-        return np.searchsorted(self.starts, members, side="right") - 1
 
 
 class MembersFold:
@@ -83,63 +180,59 @@ class _Pairs(NamedTuple):
 
 @dataclass(frozen=True)
 class Search:
-    """`best(queries)` of a layer's slots: the k best of each group. The queries are those that the sketch `takes`."""
+    """`best(...)` of a layer's slots, or of training examples: the k best of each group."""
 
     keys: KeyRows
     sketch: Sketch
     members: Members
-    k: int
-    absolute: bool
 
-    def best(self, queries: Tensor) -> Best:
-        if not len(self.members.slots):
+    def best(self, queries: Tensor, sketched: Tensor, k: int, absolute: bool = False) -> Best:
+        """The queries, and what `sketch.of_queries` made of them."""
+        slots = self.members.slots
+        if not len(slots):
             none = np.empty(0, dtype=np.int64)
             return Best(none, none, none, np.empty(0, dtype=np.float32))
-        portion = min(len(queries), max(1, _BOUNDS // max(len(self.keys), len(self.members.slots))))
+        portion = min(len(queries), max(1, _BOUNDS // max(self.sketch.keys, len(slots))))
         # Used again for each portion of the queries, for to be handed fresh memory takes longer than to fill it.
-        of_keys = torch.empty(portion, len(self.keys), dtype=queries.dtype)
-        of_slots = torch.empty(portion, len(self.members.slots), dtype=queries.dtype)
-        found: list[Best] = []
+        of_keys = torch.empty(portion, self.sketch.keys, dtype=queries.dtype)
+        of_slots = torch.empty(portion, len(slots), dtype=queries.dtype)
+        found = []
         for first in range(0, len(queries), portion):
             some = queries[first : first + portion]
-            self.sketch.bounds(some, self.absolute, of_keys[: len(some)])
+            self.sketch.bounds(sketched[:, first : first + portion], absolute, of_keys[: len(some)])
             bounds = self.members.pick(of_keys[: len(some)], of_slots[: len(some)])
-            found.append(self._best(some, bounds, first))
-        columns = ([getattr(best, name) for best in found] for name in ("query", "group", "slot", "score"))
-        return Best(*(np.concatenate(column) for column in columns))
+            likely, bars = self._likely(some, bounds, k, absolute)
+            others = self._others(some, bounds, bars, absolute)
+            query, member, score = (torch.cat(both).numpy() for both in zip(likely, others, strict=True))
+            group = np.searchsorted(self.members.starts, member, side="right") - 1
+            kept = best_of_cells(query * len(self.members.starts) + group, slots[member], score, k)
+            found.append((query[kept] + first, group[kept], slots[member[kept]], score[kept]))
+        return Best(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
-    def _best(self, queries: Tensor, bounds: Tensor, first: int) -> Best:
-        """Of some queries, `first` and on, with the bounds (queries, slots) of the slots in the members' order."""
-        likely, bars = self._likely(queries, bounds)
-        others = self._others(queries, bounds, bars)
-        query, member, score = (torch.cat(both).numpy() for both in zip(likely, others, strict=True))
-        slot, group = self.members.slots[member], self.members.groups(member)
-        kept = best_of_cells(query * len(self.members.starts) + group, slot, score, self.k)
-        return Best(query[kept] + first, group[kept], slot[kept], score[kept])
-
-    def _likely(self, queries: Tensor, bounds: Tensor) -> tuple[_Pairs, list[Tensor]]:
+    def _likely(self, queries: Tensor, bounds: Tensor, k: int, absolute: bool) -> tuple[_Pairs, list[Tensor]]:
         """The slots with the highest bounds, and for each group the bars they set: (queries, 1)."""
         spans = self.members.spans
-        found = [bounds[:, span].topk(min(self.k, span.stop - span.start)).indices + span.start for span in spans]
+        found = [bounds[:, span].topk(min(k, span.stop - span.start)).indices + span.start for span in spans]
         member = torch.cat(found, dim=1)
         query = torch.arange(len(queries))[:, None].expand_as(member)
-        pairs = self._scored(queries, query.reshape(-1), member.reshape(-1))
+        pairs = self._scored(queries, query.reshape(-1), member.reshape(-1), absolute)
         bounds.scatter_(1, member, -torch.inf)  # so that none is scored twice
         by_group = pairs.score.view(member.shape).split([one.shape[1] for one in found], dim=1)
         return pairs, [scores.amin(dim=1, keepdim=True) for scores in by_group]
 
-    def _others(self, queries: Tensor, bounds: Tensor, bars: list[Tensor]) -> _Pairs:
+    def _others(self, queries: Tensor, bounds: Tensor, bars: list[Tensor], absolute: bool) -> _Pairs:
         """Those whose bounds reach the bars and whose scores do, too."""
         reaching = torch.empty(bounds.shape, dtype=torch.bool)
         for span, bar in zip(self.members.spans, bars, strict=True):
             torch.ge(bounds[:, span], bar, out=reaching[:, span])
-        pairs = self._scored(queries, *reaching.nonzero(as_tuple=True))
+        query, member = reaching.nonzero(as_tuple=True)
+        pairs = self._scored(queries, query, member, absolute)
         group = np.searchsorted([span.stop for span in self.members.spans], pairs.member.numpy(), side="right")
         bar = torch.cat(bars, dim=1)[pairs.query, torch.from_numpy(group)]
         return _Pairs(*(column[pairs.score >= bar] for column in pairs))
 
-    def _scored(self, queries: Tensor, query: Tensor, member: Tensor) -> _Pairs:
+    def _scored(self, queries: Tensor, query: Tensor, member: Tensor, absolute: bool) -> _Pairs:
         """Exactly; a key that comes several times is read once."""
         rows, place = np.unique(self.members.rows[member].numpy(), return_inverse=True)
         weights = self.keys.weights(rows, queries)[query, torch.from_numpy(place)]
-        return _Pairs(query, member, weights.abs() if self.absolute else weights)
+        return _Pairs(query, member, weights.abs() if absolute else weights)

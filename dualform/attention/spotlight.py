@@ -13,27 +13,26 @@ of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Ou
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from dualform.attention.answers import Answers
 from dualform.attention.contribution import LayerContribution, LayerEffective
 from dualform.attention.directions import Directions, Target, as_direction
-from dualform.attention.plan import Question, Sources
-from dualform.attention.questions import Output
+from dualform.attention.plan import Question
+from dualform.attention.questions import Answers, Output
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError, UnknownName
 
 Aim = Callable[[Target], Directions]
 
 
+@dataclass(eq=False, repr=False)
 class LayerSpotlight(Answers):
     """One layer's answers to all queries, by attention weights."""
 
-    def __init__(self, sources: Sources, layer: str, queries: Tensor, aim: Aim | None) -> None:
-        super().__init__(sources, layer, queries)
-        self._aim = aim
+    _aim: Aim | None  # finds directions towards classes, where the model is known
 
     def output(self) -> Tensor:
         """The dual form's output, (queries, d_out): equals the layer's output."""
@@ -42,8 +41,8 @@ class LayerSpotlight(Answers):
 
     def initial(self) -> Tensor:
         """The part of the output that is due to no slot: the initial weights, as far as they are left."""
-        initial = self._sources.duals.initial(self.name)
-        return output_of(self._layer, initial, self.queries).to(self.queries.dtype)
+        layer, initial = self._sources.view.run.layers[self.name], self._sources.duals.initial(self.name)
+        return output_of(layer, initial, self.queries).to(self.queries.dtype)
 
     def contribution(self, target: Target = None) -> LayerContribution:
         """What each slot adds to an output: `layer.contribution(3).top(10)`, `.total(by="label")`, `.timeline()`.
@@ -54,7 +53,7 @@ class LayerSpotlight(Answers):
         the gradient of the target: a first order answer. A tensor of floats, (d_out,) or (queries, d_out),
         is a direction of this layer's output to begin with.
         """
-        given = as_direction(target, len(self.queries), self._layer)
+        given = as_direction(target, len(self.queries), self._sources.view.run.layers[self.name])
         if given is not None:
             return LayerContribution(self._sources, self.name, self.queries, given, None)
         if self._aim is None:
@@ -77,17 +76,15 @@ class LayerSpotlight(Answers):
         return f"LayerSpotlight({self.name!r}: {len(self.queries):,} queries of width {self.queries.shape[1]})"
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Spotlight:
     """The queries of a test input in every recorded layer: `spotlight["layers.2"].top(10)`.
 
     `note` says so when the model that made the queries is not the one the memory ends with.
     """
 
-    def __init__(
-        self, sources: Sources, queries: Mapping[str, Tensor], note: str | None, aim: Aim | None = None
-    ) -> None:
-        self._layers = {name: LayerSpotlight(sources, name, q, aim) for name, q in queries.items()}
-        self.note = note
+    _layers: Mapping[str, LayerSpotlight]
+    note: str | None = None
 
     def __getitem__(self, layer: str) -> LayerSpotlight:
         if layer not in self._layers:

@@ -12,14 +12,16 @@ The first two keep something small that serves all later queries without another
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from dualform.attention.folds import KeyCountFold, KeySumFold, TotalFold
+from dualform.attention.folds import AttentionScores, Factors, TotalFold
 from dualform.attention.plan import QueryBatch, Route
 from dualform.errors import QueryError
-from dualform.slots import By
+from dualform.slots import Block, By, Grouping, Slots
 
 _COUNTED_CELLS = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
+_CHUNK = 4096  # stored keys scored at a time
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Sums:
     valued: bool
 
     def route(self, batch: QueryBatch) -> Route:
-        if batch.given is not None:
+        if not isinstance(batch.scores, AttentionScores):
             if self.valued:
                 raise QueryError("valued=True is for attention weights; these scores already count values")
             return self._slot_by_slot(batch, None)
@@ -80,3 +82,56 @@ class Sums:
 
     def _key(self, batch: QueryBatch, kind: type) -> tuple[Any, ...]:
         return batch.layer.name, kind, self.by, self.valued
+
+
+class KeySumFold:
+    """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
+
+    def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
+        self._grouping, self._factors = grouping, factors
+        self._sums = torch.zeros(grouping.size, d_in, dtype=torch.float64)
+        self.nonnegative = True
+
+    def add(self, block: Block) -> None:
+        factors = self._factors(block) if self._factors else None
+        block.keys.add_to(self._sums, self._grouping.codes(block), factors)
+        self.nonnegative = self.nonnegative and block.keys.nonnegative
+
+    def merge(self, other: "KeySumFold") -> None:
+        self._sums += other._sums
+        self.nonnegative = self.nonnegative and other.nonnegative
+
+    def finish(self) -> "KeySumFold":
+        return self
+
+    def totals(self, queries: Tensor) -> Tensor:
+        """Sums of attention weights: (groups, queries)."""
+        return self._sums @ queries.double().mT
+
+
+class KeyCountFold:
+    """For each stored key, how much its slots in each group count together: sizes of weights need one look at each."""
+
+    def __init__(self, slots: Slots, grouping: Grouping, factors: Factors | None) -> None:
+        self._slots, self._grouping, self._factors = slots, grouping, factors
+        self._counts = torch.zeros(slots.stored, grouping.size, dtype=torch.float64)
+
+    def add(self, block: Block) -> None:
+        cell = torch.from_numpy(block.key_rows * self._counts.shape[1] + self._grouping.codes(block))
+        factors = self._factors(block) if self._factors else torch.ones(len(block))
+        self._counts.view(-1).index_add_(0, cell, factors.double())
+
+    def merge(self, other: "KeyCountFold") -> None:
+        self._counts += other._counts
+
+    def finish(self) -> "KeyCountFold":
+        return self
+
+    def totals(self, queries: Tensor) -> Tensor:
+        """Sums of the sizes of attention weights: (groups, queries)."""
+        totals = torch.zeros(self._counts.shape[1], len(queries), dtype=torch.float64)
+        used = torch.nonzero(self._counts.any(dim=1)).flatten()
+        for rows in used.split(_CHUNK):
+            scores = self._slots.keys.weights(rows.numpy(), queries).abs_()  # (queries, keys)
+            totals += (scores @ self._counts[rows].to(queries.dtype)).mT.double()
+        return totals

@@ -154,7 +154,7 @@ def verify(
         tolerance=storage.precision.tolerance,
         steps=run.steps,
         steps_certified=run.snapshot(run.steps).info.last_step,
-        steps_audited=sum(_audited_steps(shard) for _, shard in run.chapters()),
+        steps_audited=sum(_audited_steps(shard) for _, shard in run.chapters),
         worst_residual=worst_residual(run),
         keys_only=not storage.values,
         unread=run.unread,

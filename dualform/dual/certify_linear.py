@@ -46,7 +46,7 @@ def certify(
     `sharing` are the layers that use its parameters, itself first.
     """
     last = run.snapshot(run.steps)
-    pairs = [(before, shard) for before, shard in run.chapters() if before.has_state and shard.has_state]
+    pairs = [(before, shard) for before, shard in run.chapters if before.has_state and shard.has_state]
     spans = [
         _Span(before, after, between(before.info.last_step, after.info.last_step))
         for before, after in [(run.shards[0], last), *pairs]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from dualform.dual.state import stored_parameter, stored_tensor
+from dualform.dual.state import stored_tensor
 from dualform.errors import QueryError
 from dualform.kinds import match_modules
 from dualform.store import Run, Shard, clean_name
@@ -35,13 +35,3 @@ def _load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
                 shapes = f"{tuple(tensor.shape)}, in the run {tuple(stored.shape)}"
                 raise QueryError(f"the model's {clean_name(name)!r} has shape {shapes}")
             tensor.copy_(stored)
-
-
-def difference(run: Run, model: nn.Module) -> str | None:
-    """Say which of a model's parameters is not as the run left it; None: they all are."""
-    final = run.snapshot(run.steps)
-    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
-    for parameter in run.manifest.parameters:
-        if not torch.equal(parameters[parameter.name].detach().cpu(), stored_parameter(final, parameter)):
-            return f"the model's {parameter.name!r} is not the one this run ends with (step {run.steps})"
-    return None

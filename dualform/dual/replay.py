@@ -86,7 +86,7 @@ class Replay:
         trained = stored_parameter(run.shards[0], self.parameters[0])
         self.dtype = torch.promote_types(trained.dtype, torch.float32)
         self.slots = {layer.name: Slots(run, layer, self.dtype) for layer in layers}
-        self._chapters = list(run.chapters())
+        self._chapters = list(run.chapters)
 
     def chapters(self, selection: Selection, since: int = 0) -> list[int]:
         """Those with steps [since, until), from the last to the first; `since` has to be the start of a chapter."""

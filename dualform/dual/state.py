@@ -2,17 +2,18 @@
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.errors import RunError
-from dualform.store import Parameter, Shard
+from dualform.store import Parameter, Run, Shard, clean_name
 from dualform.store.schema import optimizer_tensor, state_tensor
 
 
 def stored_tensor(shard: Shard, name: str) -> Tensor:
     """A tensor of a shard's state, in the precision it had."""
-    bits = torch.from_numpy(np.array(shard[name]))
-    return bits.view(torch.bfloat16) if shard.dtype(name) == "BF16" else bits
+    bits = np.array(shard[name])
+    tensor = torch.from_numpy(bits)
+    return tensor.view(torch.bfloat16) if bits.dtype == np.uint16 else tensor  # numpy does not know bfloat16
 
 
 def stored_parameter(shard: Shard, parameter: Parameter) -> Tensor:
@@ -41,3 +42,12 @@ def initial_part(
     result = weight * stored_parameter(shard, parameter).double()
     moving = optimizer_entry(shard, parameter, entry)
     return result if moving is None else result + momentum * moving.double()
+
+
+def difference(run: Run, model: nn.Module) -> str | None:
+    """Say which of a model's parameters is not as the run left it; None: they all are."""
+    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    for name in (parameter.name for parameter in run.manifest.parameters):
+        if not torch.equal(parameters[name].detach().cpu(), stored_tensor(run.final, state_tensor(name))):
+            return f"the model's {name!r} is not the one this run ends with (step {run.steps})"
+    return None

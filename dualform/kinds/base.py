@@ -40,6 +40,7 @@ class Candidate:
     d_out: int
     columns: Columns  # by the parameters' own names; the first is the one a layer cannot do without
     obstacle: str | None = None  # why it cannot be recorded exactly, as far as its kind can tell
+    module_name: str | None = None  # where a module has several layers, and so other names for them
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -60,13 +61,9 @@ class Kind(ABC):
     def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
         """The layers of this kind that a module holds."""
 
-    def module_name(self, layer: str) -> str:
-        """The name of the module that a layer belongs to."""
-        return layer
-
     def module_of(self, layer: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
         """The module that a layer belongs to, among those of a model; raises if it cannot be watched there."""
-        return modules.get(self.module_name(layer))
+        return modules.get(layer)
 
     def key_layout(self, d_in: int) -> KeyLayout:
         return KeyLayout(d_in)

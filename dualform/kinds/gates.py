@@ -34,13 +34,11 @@ class Gates(Kind):
             f"weight_ih_l{number}": (0, d_input), f"weight_hh_l{number}": (d_input, d_in),
             f"bias_ih_l{number}": None, f"bias_hh_l{number}": None,
         }  # fmt: skip
-        return Candidate(f"{name}.l{number}".lstrip("."), self, module, d_in, 4 * module.hidden_size, columns)
-
-    def module_name(self, layer: str) -> str:
-        return layer.rpartition(".")[0]
+        layer = f"{name}.l{number}".lstrip(".")
+        return Candidate(layer, self, module, d_in, 4 * module.hidden_size, columns, module_name=name)
 
     def module_of(self, layer: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
-        module = super().module_of(layer, modules)
+        module = modules.get(layer.rpartition(".")[0])
         if module is not None and not isinstance(module, LSTM):
             raise QueryError(f"layer {layer!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
         return module

@@ -121,7 +121,7 @@ def _obstacle_of_parameters(model: nn.Module, one: Candidate, owners: dict[int, 
 
 
 def _describe(one: Candidate, owners: dict[int, int]) -> Recorded:
-    module = one.kind.module_name(one.name)
+    module = one.name if one.module_name is None else one.module_name
     uses = tuple(
         Use(
             Parameter(

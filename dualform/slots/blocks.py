@@ -47,6 +47,7 @@ class _Piece:
     shard: Shard
     first_slot: int
     first_key: int
+    key_index: Array | None  # (slots,): the number of each slot's key among all stored ones; None: they are in order
     steps: Array  # (slots,)
     passes: Array  # (slots,): number of the backward pass within the shard
 
@@ -57,11 +58,10 @@ class Slots:
     splits = True  # chapters can be read apart, in any order
 
     def __init__(self, run: Run, layer: Layer, dtype: torch.dtype | None = None) -> None:
-        self.run, self.layer = run, layer
-        self.dtype = dtype or keys_dtype(run)
-        self.keys = StoredKeys(run, layer, self.dtype)
-        self._shards = self.keys.shards
+        self.run, self.layer, self.dtype = run, layer, dtype or keys_dtype(run)
+        self._shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
         self._slot_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
+        self._key_starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])
         self._piece = lru_cache(maxsize=_PIECES)(self._load_piece)
         self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
 
@@ -72,16 +72,19 @@ class Slots:
     def __len__(self) -> int:
         return int(self._slot_starts[-1])
 
+    @cached_property
+    def keys(self) -> StoredKeys:
+        return StoredKeys(self.run, self.layer, self.dtype)
+
     @property
     def stored(self) -> int:
         """Stored keys: fewer than slots where keys that come again are stored once."""
-        return len(self.keys)
+        return int(self._key_starts[-1])
 
     @property
     def indexed(self) -> bool:
         """Whether every slot says which stored key is its own."""
-        name = slot_tensor(self.layer.name, "key_index")
-        return bool(self._shards) and all(name in shard for shard in self._shards)
+        return bool(self._shards) and all(self._piece(i).key_index is not None for i in range(len(self._shards)))
 
     def chapters(self, selection: Selection, since: int = 0) -> list[int]:
         """The numbers of those that have steps from `since` on, and before the selection ends."""
@@ -93,7 +96,7 @@ class Slots:
         values = self.layer.d_out if self.run.manifest.storage.values else 0
         size = max(1, _BLOCK_NUMBERS // (self.layer.keys.width + values))
         # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
-        buffer = torch.empty(size, self.layer.keys.width, dtype=self.keys.dtype)
+        buffer = torch.empty(size, self.layer.keys.width, dtype=torch.int64 if self.layer.keys.index else self.dtype)
         for chapter in chapters:
             piece = self._piece(chapter)
             chosen = np.flatnonzero(self._chosen(chapter, selection) & (piece.steps >= since))
@@ -146,9 +149,10 @@ class Slots:
     def _load_piece(self, chapter: int) -> _Piece:
         shard = self._shards[chapter]
         steps, counts = shard.passes(self.layer.name)
-        shard.check_indices(self.layer, int(self.keys.starts[chapter + 1]))
+        index = shard.key_index(self.layer, int(self._key_starts[chapter + 1]))
         passes = np.repeat(np.arange(len(counts)), counts)
-        return _Piece(shard, int(self._slot_starts[chapter]), int(self.keys.starts[chapter]), steps[passes], passes)
+        first_slot, first_key = int(self._slot_starts[chapter]), int(self._key_starts[chapter])
+        return _Piece(shard, first_slot, first_key, index, steps[passes], passes)
 
 
 @dataclass(eq=False)
@@ -180,10 +184,10 @@ class Block:
 
     @cached_property
     def keys(self) -> Keys:
-        layer, shard = self._of.layer, self._piece.shard
-        if slot_tensor(layer.name, "key_index") in shard:
+        layer = self._of.layer
+        if self._piece.key_index is not None:
             return kind_of(layer).keys(layer, self._of.keys.take(self.key_rows))
-        packed = torch.from_numpy(shard[slot_tensor(layer.name, "keys")][self._rows])
+        packed = torch.from_numpy(self._piece.shard[slot_tensor(layer.name, "keys")][self._rows])
         buffer = torch.empty(packed.shape, dtype=self._of.keys.dtype) if self._buffer is None else self._buffer
         rows = self._scaled(buffer[: len(packed)].copy_(packed), "key")
         return kind_of(layer).keys(layer, rows)
@@ -192,14 +196,13 @@ class Block:
     def visits(self) -> Array:
         """How many slots were summed up in each of these: 1, unless the memory is merged."""
         visits = self._piece.shard.visits(self._of.layer.name)
-        return np.ones(len(self), dtype=np.int64) if visits is None else visits[self._rows]
+        return np.ones(len(self.slots), dtype=np.int64) if visits is None else visits[self._rows]
 
     @property
     def key_rows(self) -> Array:
         """The number of each slot's key among the stored ones."""
-        name = slot_tensor(self._of.layer.name, "key_index")
-        if name in self._piece.shard:
-            return self._piece.shard[name][self._rows]
+        if self._piece.key_index is not None:
+            return self._piece.key_index[self._rows]
         return self.slots - self._piece.first_slot + self._piece.first_key
 
     @cached_property

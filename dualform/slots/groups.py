@@ -57,7 +57,7 @@ class ByTags:
         everything = cls(categories, np.empty(0, dtype=np.int64))
         from_shards = [
             np.unique(everything._combine({name: shard.decoded(layer.name, name) for name in names}))
-            for _, shard in run.chapters()
+            for _, shard in run.chapters
             if shard.slots(layer.name)
         ]
         return cls(categories, np.unique(np.concatenate(from_shards)))

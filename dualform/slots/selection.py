@@ -78,7 +78,7 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
 
 def distinct(run: Run, layer: str, tag: str) -> Array:
     """All values a tag takes in a run, sorted."""
-    shards = [shard for _, shard in run.chapters() if shard.slots(layer)]
+    shards = [shard for _, shard in run.chapters if shard.slots(layer)]
     found = []
     for shard in shards:
         values = _unique(shard.tag(layer, tag))

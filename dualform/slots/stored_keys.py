@@ -44,7 +44,7 @@ class StoredKeys:
     def __init__(self, run: Run, layer: Layer, dtype: torch.dtype) -> None:
         self._layer, self.dtype = layer, torch.int64 if layer.keys.index else dtype
         self._name = slot_tensor(layer.name, "keys")
-        self.shards = [shard for _, shard in run.chapters() if self._name in shard]
+        self.shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
         self._stored = torch.int32 if layer.keys.index else TORCH[run.manifest.storage.dtype]
         self.starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self.shards)])  # of each shard
 

@@ -3,7 +3,7 @@
 from functools import lru_cache, partial
 
 from dualform.errors import NotRecorded
-from dualform.slots.blocks import Slots
+from dualform.slots.blocks import Slots, keys_dtype
 from dualform.slots.groups import grouping_of
 from dualform.slots.selection import Selection
 from dualform.store import Run
@@ -13,8 +13,8 @@ class View:
     """Hands out a layer's slots, and groupings of them."""
 
     def __init__(self, run: Run, selection: Selection) -> None:
-        self.run, self.selection = run, selection
-        self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer]))
+        self.run, self.selection, self.dtype = run, selection, keys_dtype(run)
+        self.slots = lru_cache(maxsize=None)(lambda layer: Slots(run, run.layers[layer], self.dtype))
         self.grouping = lru_cache(maxsize=64)(partial(grouping_of, run, selection.until))  # of a layer, by
 
     def need_single_slots(self, what: str) -> None:

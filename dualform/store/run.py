@@ -3,7 +3,6 @@
 Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +52,9 @@ class Run:
         self.layers = {layer.name: layer for layer in self.manifest.layers}
         self.steps = self.shards[-1].info.last_step
         self.final = self.snapshot(self.steps)
+        pairs = zip(self.shards, self.shards[1:], strict=False)
+        # each shard with steps, after the shard before it
+        self.chapters = [(before, shard) for before, shard in pairs if shard.info.last_step > shard.info.first_step]
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel as the place it is in: whoever gets it opens it there."""
@@ -107,15 +109,9 @@ class Run:
     def slots(self, layer: str) -> int:
         return sum(shard.slots(layer) for shard in self.shards)
 
-    def chapters(self) -> Iterator[tuple[Shard, Shard]]:
-        """Each shard with steps, after the shard before it."""
-        for before, shard in zip(self.shards, self.shards[1:], strict=False):
-            if shard.info.last_step > shard.info.first_step:
-                yield before, shard
-
     def ledger(self, parameter: str) -> NDArray[np.float64]:
         """All ledger lines of a parameter: (steps, 1 + columns)."""
-        lines = [shard[ledger_tensor(parameter)] for _, shard in self.chapters()]
+        lines = [shard[ledger_tensor(parameter)] for _, shard in self.chapters]
         return np.concatenate(lines) if lines else np.empty((0, 0))
 
     def snapshot(self, step: int) -> Shard:

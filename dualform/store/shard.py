@@ -32,13 +32,13 @@ class Shard:
     def __init__(self, backend: Backend, name: str) -> None:
         self.path = backend.describe(name)  # for messages
         self.following: Shard | None = None  # in its run
-        self._checked: set[str] = set()
+        self._arrays: dict[str, Array] = {}  # that were asked for, and checked
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
             self._blob = backend.open(name)
-            self._tensors, metadata, self._start = read_header(self._blob)
+            self._tensors, metadata, start = read_header(self._blob)
             self.digest = header_digest(self._tensors, metadata["dualform"])
             if metadata["digest"] != self.digest:
                 raise ValueError("the checksum of its header does not fit")
@@ -48,6 +48,8 @@ class Shard:
         except (OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
             raise RunError(f"{self.path} is not a sound shard: {printable(str(error))}") from None
         self.has_state = any(name.startswith(STATE) for name in self._tensors)
+        offsets = {name: entry["data_offsets"] for name, entry in self._tensors.items()}
+        self._spans = {name: (start + first, start + end) for name, (first, end) in offsets.items()}
 
     def check_contents(self, manifest: Manifest) -> None:
         """Raise unless every tensor is there that a run of this manifest has, in its dtype and shape."""
@@ -60,37 +62,32 @@ class Shard:
         return name in self._tensors
 
     def __getitem__(self, name: str) -> Array:
+        if name not in self._arrays:
+            self._arrays[name] = self._read(name)
+        return self._arrays[name]
+
+    def _read(self, name: str) -> Array:
+        """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
         if name not in self._tensors:
             raise RunError(f"{self.path} has no {name}")
-        entry, content = self._tensors[name], self._content(name)
-        if name not in self._checked:
-            self._check(name, content)
+        entry, content, begun = self._tensors[name], self._blob.read(*self._spans[name]), self._begun.pop(name, None)
+        if (zlib.crc32(content.data) if begun is None else begun.result()) != self._checksums.get(name):
+            raise RunError(
+                f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
+                "remove it and those after it: what comes before is a run"
+            )
+        if self.following is not None and name.startswith(SLOTS):  # of a state, mostly one alone is asked for
+            self.following.expect(name)
         try:
             array: Array = content.view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
         except (KeyError, ValueError, OverflowError) as error:  # unknown dtypes, empty tensors of absurd shapes
             raise RunError(f"{self.path} is not a sound shard: {name} cannot be read: {error}") from None
         return array if array.flags.aligned else array.copy()
 
-    def _content(self, name: str) -> Array:
-        begin, end = (self._start + offset for offset in self._tensors[name]["data_offsets"])
-        return self._blob.read(begin, end)
-
-    def _check(self, name: str, content: Array) -> None:
-        """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
-        begun = self._begun.pop(name, None)
-        if (zlib.crc32(content.data) if begun is None else begun.result()) != self._checksums.get(name):
-            raise RunError(
-                f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
-                "remove it and those after it: what comes before is a run"
-            )
-        self._checked.add(name)
-        if self.following is not None and name.startswith(SLOTS):  # of a state, mostly one alone is asked for
-            self.following.expect(name)
-
     def expect(self, name: str) -> None:
         """Begin to check a tensor, if it is there and large: what is found is told to who asks for it."""
-        if name in self and name not in self._checked and name not in self._begun:
-            content = self._content(name)
+        if name in self and name not in self._arrays and name not in self._begun:
+            content = self._blob.read(*self._spans[name])
             if content.nbytes >= WORTH:
                 self._begun[name] = Checksum(content.data)
                 self._begun[name].begin()
@@ -131,13 +128,18 @@ class Shard:
             raise RunError(f"{self.path} is not a sound shard: the passes of {layer} do not add up to its slots")
         return steps, rows
 
-    def check_indices(self, layer: Layer, stored: int) -> None:
-        """Check what points elsewhere: the keys of slots, of which `stored` are there, and keys that are indices."""
+    def key_index(self, layer: Layer, stored: int) -> Array | None:
+        """The number of each slot's key among those of all shards so far, of which there are `stored`; None: in order.
+
+        Raises if these, or keys that are indices themselves, point to nothing.
+        """
         index, keys = slot_tensor(layer.name, "key_index"), slot_tensor(layer.name, "keys")
-        if index in self:
-            self._check_within(self[index], 0, stored, index)
         if layer.keys.index:
             self._check_within(self[keys], 0, layer.d_in, keys)
+        if index not in self._tensors:
+            return None
+        self._check_within(self[index], 0, stored, index)
+        return self[index]
 
     def values(self, layer: Layer, rows: slice | Array) -> Array:
         """Some rows of a layer's values, with their zeros if those were left out: (rows, d_out)."""
@@ -168,7 +170,7 @@ class Shard:
     def exponents(self, layer: str, of: str) -> Array | None:
         """The power of two that each row of `key` or `value` was divided by; None: they are as they were."""
         name = slot_tensor(layer, f"{of}_exponent")
-        if name not in self:
+        if name not in self._tensors:
             return None
         self._check_within(self[name], EXPONENTS.start, EXPONENTS.stop, name)
         return self[name]
@@ -176,7 +178,7 @@ class Shard:
     def visits(self, layer: str) -> Array | None:
         """How many slots each of a merged memory is the sum of."""
         name = slot_tensor(layer, "visits")
-        if name not in self:
+        if name not in self._tensors:
             return None
         self._check_within(self[name], 1, _MOST_VISITS, name)
         return self[name]

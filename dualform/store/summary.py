@@ -41,7 +41,7 @@ def summary(run: Run) -> dict[str, Any]:
 
 def worst_residual(run: Run) -> float:
     """The largest share of a gradient that the audit left unexplained, over all steps and layers."""
-    found = [shard[name] for _, shard in run.chapters() for name in shard.names(AUDIT)]
+    found = [shard[name] for _, shard in run.chapters for name in shard.names(AUDIT)]
     return max((float(np.nanmax(one)) for one in found if not np.isnan(one).all()), default=0.0)
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dualform
-from dualform.attention import index, search, sketch
+from dualform.attention import index, search
 from dualform.attention import plan as planning
-from dualform.attention.sketch import Budget, Sketch
+from dualform.attention.search import Sketch
 from dualform.memory import Memory
 from dualform.slots import StoredKeys
 from dualform.slots.blocks import keys_dtype
@@ -79,8 +79,8 @@ def test_the_best_are_those_of_a_look_at_every_slot(
         memory = remember(Path(directory) / "run", keys.to(torch.float64), labels, dtype)
         stored = keys_of(memory).take(memory._sources.index.members("0", None).rows.numpy()).double()
         scores = (stored @ queries.mT).abs() if absolute else stored @ queries.mT  # (slots, queries)
-        patch.setattr(index, "_FEW_QUERIES", 0)
-        patch.setattr(sketch, "_FEWEST", 8)  # so that there is a rest
+        patch.setattr(index, "FEW_QUERIES", 0)
+        patch.setattr(search, "_FEWEST_DIRECTIONS", 8)  # so that there is a rest
         patch.setattr(search, "_BOUNDS", portion)
         table = memory.attend({"0": queries})["0"].top(k, by=by, absolute=absolute)
         assert memory._sources.index.sketches.of("0") is not None
@@ -101,17 +101,18 @@ def test_the_best_are_those_of_a_look_at_every_slot(
 @given(keys=some_keys(), dtype=st.sampled_from(["float16", "float64"]), scale=st.sampled_from([1e-4, 1.0, 1e4]))
 def test_no_weight_is_above_its_bound(keys: Tensor, dtype: str, scale: float) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sketch, "_FEWEST", 8)
+        patch.setattr(search, "_FEWEST_DIRECTIONS", 8)
         memory = remember(Path(directory) / "run", keys.double(), torch.zeros(len(keys)).long(), dtype)
         stored = keys_of(memory)
-        made = Sketch.of(stored, WIDTH, Budget(1 << 20))
+        made = Sketch.of(stored, WIDTH, 1 << 20)
         assert made is not None
         every = stored.take(np.arange(len(stored)))
         queries = scale * torch.cat([every[:3], -every[:3], torch.randn(3, WIDTH, dtype=every.dtype)])
         for absolute in (False, True):
             bounds = torch.empty(len(queries), len(every), dtype=every.dtype)
-            assert made.takes(queries)
-            made.bounds(queries, absolute, bounds)
+            sketched = made.of_queries(queries)
+            assert sketched is not None
+            made.bounds(sketched, absolute, bounds)
             exact = queries.double() @ every.double().mT
             assert (bounds.double() >= (exact.abs() if absolute else exact)).all()
 
@@ -135,9 +136,9 @@ def test_examples_summed_up_once_score_as_their_slots_do(keys: Tensor, k: int, b
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         memory = remember(Path(directory) / "run", keys.double(), labels, "float64", ids=torch.arange(len(keys)) % 7)
         view = memory.until(min(until, memory.steps))
-        patch.setattr(index, "_FEW_QUERIES", 1000)
+        patch.setattr(index, "FEW_QUERIES", 1000)
         read = view.attend({"0": queries})["0"].top(k, by=by, per="id")
-        patch.setattr(index, "_FEW_QUERIES", 0)
+        patch.setattr(index, "FEW_QUERIES", 0)
         patch.setattr(planning, "carry_out", lambda plan: pytest.fail("the slots were read again"))
         for _ in range(2):
             summed = view.attend({"0": queries})["0"].top(k, by=by, per="id")
@@ -163,7 +164,7 @@ def test_few_keys_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return weights(self, index, queries)
 
     monkeypatch.setattr(StoredKeys, "weights", counted)
-    monkeypatch.setattr(index, "_FEW_QUERIES", 0)
+    monkeypatch.setattr(index, "FEW_QUERIES", 0)
     for query in close_to_few_directions(10, seed=4):
         memory.attend({"0": query[None]})["0"].top(10, by="label")
     assert 20 * 10 <= sum(looked) < 10 * 2000 / 20
@@ -173,7 +174,7 @@ def test_a_sketch_is_made_when_it_pays(tmp_path: Path, monkeypatch: pytest.Monke
     keys = close_to_few_directions(40, seed=5)
     memory = remember(tmp_path / "run", keys, torch.zeros(40).long(), "float32")
     made: list[str] = []
-    monkeypatch.setattr(Sketch, "of", classmethod(lambda cls, keys, width, room: made.append("one")))
+    monkeypatch.setattr(Sketch, "of", classmethod(lambda cls, keys, width, most_bytes: made.append("one")))
     for queries in (1, 2, 1, 1):
         memory.attend({"0": keys[:queries]})["0"].top(1)
         memory.where(label=0).attend({"0": keys[:0]})
@@ -191,7 +192,7 @@ def test_beyond_the_squares_of_floats_all_slots_are_read(tmp_path: Path, keys: f
 
 def test_what_is_kept_has_little_room_and_gives_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = close_to_few_directions(200, seed=8)
-    monkeypatch.setattr(index, "_FEW_QUERIES", 0)
+    monkeypatch.setattr(index, "FEW_QUERIES", 0)
     monkeypatch.setattr(index, "_KEPT_BYTES", 200 * 4 * 40)  # of 17 numbers for each slot, and 48 and more for each id
     memory = remember(tmp_path / "run", keys, torch.zeros(200).long(), "float32", ids=torch.arange(200) % 10)
     whole = memory._sources.index.sketches.budget.left
@@ -214,8 +215,8 @@ def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypa
     stored = StoredKeys(run, run.layers["0"], torch.float32)
     sizes = []
     for most in (1 << 29, 4 * 50 * 20, 4 * 50 * 10):
-        monkeypatch.setattr(sketch, "_SKETCH_BYTES", most)
-        made = Sketch.of(stored, 300, Budget(1 << 20))
+        monkeypatch.setattr(search, "_SKETCH_BYTES", most)
+        made = Sketch.of(stored, 300, 1 << 20)
         sizes.append(made and len(made._rows))
     assert sizes == [26, 20, None]
 

@@ -102,7 +102,7 @@ def test_repeated_keys_are_stored_once(tmp_path: Path) -> None:
                 recorder.sync()
     memory = assert_exact(tmp_path / "run", model, 12)
     assert memory.slots("0") == 600
-    stored = sum(len(shard["slots/0/keys"]) for _, shard in memory._run.chapters())
+    stored = sum(len(shard["slots/0/keys"]) for _, shard in memory._run.chapters)
     assert stored == 50
 
 

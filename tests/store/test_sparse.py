@@ -76,7 +76,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_without_zeros_is_smaller_certified_and_muted(recorded: Path) -> None:
     run = Run(recorded)
-    chapters = [shard for _, shard in run.chapters()]
+    chapters = [shard for _, shard in run.chapters]
     assert all("slots/0/value_mask" in shard for shard in chapters)
     assert all("slots/2/value_mask" not in shard for shard in chapters)
     assert sum(shard["slots/0/values"].nbytes for shard in chapters) < 0.7 * 9 * 8 * 70 * 4
