@@ -22,7 +22,7 @@ ROOMS = [
     ["slots"],
     ["recorder"],
     ["kinds"],
-    ["inputs", "jsonable", "table"],
+    ["jsonable", "table"],
     ["store"],
     ["algebra", "duality", "nn"],
     ["errors"],

@@ -1,0 +1,1 @@
+"""What goes with a run: its model, and the files beside it."""
