@@ -21,38 +21,43 @@ if TYPE_CHECKING:
     from dualform.table import Table
 
 
+Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
+InputFile = Annotated[
+    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; else the run's own.")
+]
+Index = Annotated[list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; else the first.")]
+Layer = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which layer; repeatable; else all.")]
+Count = Annotated[
+    int | None, typer.Option(metavar="K", min=1, help="How many training slots to show, else 10; passages, else 3.")
+]
+By = Annotated[
+    list[str] | None, typer.Option(metavar="TAG", help="Sum attention by this tag; repeatable; else by label.")
+]
+Per = Annotated[str | None, typer.Option(metavar="TAG", help="Count slots with the same tag, say id, as one.")]
+Prompt = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="Of a language model: ask about its last token; repeatable.")
+]
+Contribution = Annotated[
+    bool, typer.Option("--contribution", help="What slots have added to the logit of a class, not attention.")
+]
+Target = Annotated[
+    int | None, typer.Option(metavar="CLASS", help="Whose logit, from 0; else that of the predicted class.")
+]
+
+
 @app.command(epilog="Example: dualform attend runs/demo --index 3 --index 8 --layer output --per id --top 5")
 def attend(
     run: Run,
-    model: Annotated[
-        str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")
-    ] = None,
-    inputs: Annotated[
-        Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; else the run's own.")
-    ] = None,
-    index: Annotated[
-        list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; else the first.")
-    ] = None,
-    layer: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which layer; repeatable; else all.")] = None,
-    top: Annotated[
-        int | None, typer.Option(metavar="K", min=1, help="How many training slots to show, else 10; passages, else 3.")
-    ] = None,
-    by: Annotated[
-        list[str] | None, typer.Option(metavar="TAG", help="Sum attention by this tag; repeatable; else by label.")
-    ] = None,
-    per: Annotated[
-        str | None, typer.Option(metavar="TAG", help="Count slots with the same tag, say id, as one.")
-    ] = None,
-    prompt: Annotated[
-        list[str] | None,
-        typer.Option(metavar="TEXT", help="Of a language model: ask about its last token; repeatable."),
-    ] = None,
-    contribution: Annotated[
-        bool, typer.Option("--contribution", help="What slots have added to the logit of a class, not attention.")
-    ] = False,
-    target: Annotated[
-        int | None, typer.Option(metavar="CLASS", help="Whose logit, from 0; else that of the predicted class.")
-    ] = None,
+    model: Model = None,
+    inputs: InputFile = None,
+    index: Index = None,
+    layer: Layer = None,
+    top: Count = None,
+    by: By = None,
+    per: Per = None,
+    prompt: Prompt = None,
+    contribution: Contribution = False,
+    target: Target = None,
     as_json: AsJson = False,
 ) -> None:
     """Which training slots are behind the model's answer to an input?

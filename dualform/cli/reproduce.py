@@ -76,36 +76,39 @@ def _images(name: str, summary: str) -> Callable[..., None]:
     return command
 
 
+Corpus = Annotated[
+    str, typer.Option(metavar="NAME", help="topics (Python's own help, no download), aesop or wikitext-2.")
+]
+TextFile = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="A text of your own, in UTF-8, instead of a data set.")
+]
+Prompt = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="Ask about its last token, instead of the paper's; repeatable."),
+]
+Hidden = Annotated[int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM; else what suits the text.")]
+Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps; else what suits the text.")]
+Merge = Annotated[
+    bool | None,
+    typer.Option(
+        "--merge/--every-visit", help="Sum keys up over visits, or keep each; else each, if that takes less than 4 GB."
+    ),
+]
+Values = Annotated[
+    bool, typer.Option("--values", help="Keep values too, several times the bytes: certified, and can be muted.")
+]
+
+
 def _language(name: str, summary: str) -> Callable[..., None]:
     def command(
-        dataset: Annotated[
-            str, typer.Option(metavar="NAME", help="topics (Python's own help, no download), aesop or wikitext-2.")
-        ] = "topics",
+        dataset: Corpus = "topics",
         data: Data = None,
-        text: Annotated[
-            Path | None, typer.Option(metavar="FILE", help="A text of your own, in UTF-8, instead of a data set.")
-        ] = None,
-        prompt: Annotated[
-            list[str] | None,
-            typer.Option(metavar="TEXT", help="Ask about its last token, instead of the paper's; repeatable."),
-        ] = None,
-        hidden: Annotated[
-            int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM; else what suits the text.")
-        ] = None,
-        steps: Annotated[
-            int | None, typer.Option(metavar="N", min=1, help="Training steps; else what suits the text.")
-        ] = None,
-        merge: Annotated[
-            bool | None,
-            typer.Option(
-                "--merge/--every-visit",
-                help="Sum keys up over visits, or keep each; else each, if that takes less than 4 GB.",
-            ),
-        ] = None,
-        values: Annotated[
-            bool,
-            typer.Option("--values", help="Keep values too, several times the bytes: certified, and can be muted."),
-        ] = False,
+        text: TextFile = None,
+        prompt: Prompt = None,
+        hidden: Hidden = None,
+        steps: Steps = None,
+        merge: Merge = None,
+        values: Values = False,
         out: Out = None,
         overwrite: Overwrite = False,
         as_json: AsJson = False,
