@@ -1,32 +1,17 @@
 """The rooms: imports point downwards, the public names are these, `--help` needs no torch."""
 
 import ast
+import re
 from pathlib import Path
 
 import dualform
 
 PACKAGE = Path(dualform.__file__).parent
 
-# A room may import from the rooms below it, and from itself.
-ROOMS = [
-    ["__main__"],
-    ["cli"],
-    ["viewer"],
-    ["experiments"],
-    ["datasets", "plots", "terminal"],
-    ["companions", "text"],
-    ["memory"],
-    ["attention"],
-    ["dual"],
-    ["engine"],
-    ["slots"],
-    ["recorder"],
-    ["kinds"],
-    ["jsonable", "table"],
-    ["store"],
-    ["algebra", "duality", "nn"],
-    ["errors"],
-]
+# A room may import from the rooms below it, and from itself: docs/architecture.md has their order.
+PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+(LISTED,) = re.findall(r"```rooms\n(.*?)```", PAGE, flags=re.DOTALL)
+ROOMS = [re.split(r",\s*", re.split(r"\s{2,}", line)[0]) for line in LISTED.splitlines()]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}
 
 
@@ -43,6 +28,11 @@ def imports(path: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {room_of(alias.name) for alias in node.names if alias.name.startswith("dualform.")}
     return found
+
+
+def test_every_room_is_on_the_page() -> None:
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert there - {"__init__"} == {room for rooms in ROOMS for room in rooms}
 
 
 def test_imports_point_downwards() -> None:
