@@ -7,6 +7,7 @@ snippet that breaks it.
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -120,7 +121,12 @@ RULES = {
 
 def found_in(source: str, rule: Rule) -> list[int]:
     """The lines that break a rule."""
-    return [getattr(node, "lineno", 0) for node in ast.walk(ast.parse(source)) if rule.finds(node)]
+    return [getattr(node, "lineno", 0) for node in nodes(source) if rule.finds(node)]
+
+
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
 
 
 def files(rule: Rule) -> Iterator[Path]:
