@@ -34,8 +34,9 @@ class _Span:
     after: Shard
     of: Coefficients
 
-    def covers(self, step: int) -> bool:
-        return self.before.info.last_step <= step < self.after.info.last_step
+    @property
+    def steps(self) -> range:
+        return range(self.before.info.last_step, self.after.info.last_step)
 
 
 def certify(
@@ -90,7 +91,8 @@ class CertifyFold:
     """What a layer's slots have added in each span, seen through vectors."""
 
     def __init__(self, layer: Layer, spans: Sequence[_Span], vectors: Mapping[Use, Tensor]) -> None:
-        self._uses, self._spans = layer.trained, spans
+        self._uses = layer.trained
+        self._spans = [(span.steps, span.of) for span in spans]  # without shards: they would travel with the fold
         self._vectors = {use: vectors[use] for use in layer.trained}
         shapes = {use: (layer.d_out, vectors[use].shape[1]) for use in layer.trained}
         self._seen = [{use: _Seen(torch.zeros(s, dtype=torch.float64)) for use, s in shapes.items()} for _ in spans]
@@ -98,11 +100,11 @@ class CertifyFold:
     def add(self, block: Block) -> None:
         step, values = int(block.steps[0]), block.values.double()
         sizes = values.norm(dim=1)
-        covering = [(span, seen) for span, seen in zip(self._spans, self._seen, strict=True) if span.covers(step)]
+        covering = [(of, seen) for (steps, of), seen in zip(self._spans, self._seen, strict=True) if step in steps]
         for use in self._uses:
             signals = block.keys.of(use).pair(self._vectors[use].mT).mT  # (slots, probes)
-            for span, seen in covering:
-                coefficient = torch.from_numpy(span.of[use.parameter.name].of(block, use))
+            for of, seen in covering:
+                coefficient = torch.from_numpy(of[use.parameter.name].of(block, use))
                 seen[use].dual += values.mT @ (signals * coefficient[:, None])
                 seen[use].squares += float((coefficient * sizes * signals.norm(dim=1)).square().sum())
 

@@ -102,6 +102,11 @@ class GroupWeightsFold:
         self._blocks: list[Block] = []  # whose values are to be collected,
         self._rows: Array = np.empty(0, dtype=np.int64)  # and the rows they go to: group * stored + key, ascending
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Travel with sums, and not with blocks that are still to be collected: these hold their shards."""
+        self._sum_up()
+        return self.__dict__
+
     def add(self, block: Block) -> None:
         new = np.unique(self._rows_of(block))
         rows, visits = _union(self._rows, new), sum(map(len, self._blocks))

@@ -65,7 +65,7 @@ class Shares:
                 if name in muted and chosen:
                     parameters[parameter.name] = weight.whole - weight.added(chosen)
                 elif self._summed_up:
-                    parameters[parameter.name] = weight.whole
+                    parameters.setdefault(parameter.name, weight.whole)  # unless it is muted as another layer's
         return self._assemble(model, parameters)
 
     def _chosen(self, groups: Sequence[int]) -> list[int]:

@@ -9,7 +9,7 @@ A plan can be pickled. It is split by chapters; each part feeds folds of its own
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 from dualform.slots import Selection
@@ -74,7 +74,8 @@ def carry_out(plan: Plan, executor: Submits | None = None, parts: int = 1) -> li
     if executor is None or not plan.source.splits or parts < 2:
         return [fold.finish() for fold in plan.fed(chapters, plan.folds)]
     size = -(-len(chapters) // parts) or 1
-    futures = [executor.submit(plan.part, chapters[i : i + size]) for i in range(0, len(chapters), size)]
+    empty = replace(plan, folds=deepcopy(plan.folds))  # for a part that begins when others are merged already
+    futures = [executor.submit(empty.part, chapters[i : i + size]) for i in range(0, len(chapters), size)]
     folds = plan.folds
     for future in futures:
         for fold, other in zip(folds, future.result(), strict=True):

@@ -1,0 +1,271 @@
+"""Each kind against dense float64 formulas: the map, its adjoint, what keys are multiplied with, and the probe.
+
+A layer of a kind is described here together with the module it stands for, and its keys as dense rows. All else is
+asked of the kind.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from dualform import nn as dualnn
+from dualform.kinds import Kind, Probe, candidates, kind_of, paired_with, registry
+from dualform.store.schema import Layer, Parameter, Use
+
+SIZES = st.integers(1, 7)
+SLOTS = st.integers(1, 9)
+FEW = settings(max_examples=settings().max_examples // 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A layer with some slots: its keys as they are stored, and the same as dense rows (slots, d_in)."""
+
+    layer: Layer
+    kind: Kind
+    parameters: dict[str, Tensor]
+    rows: Tensor
+    keys: Tensor
+    values: Tensor  # (slots, d_out)
+    queries: Tensor  # (queries, d_in)
+    call: Callable[[Tensor], Tensor]  # what torch's module makes of queries,
+    after: Callable[[Tensor], Tensor]  # given the layer's output
+    draw: Callable[..., Tensor]  # more random numbers
+
+    def dense(self, use: Use) -> Tensor:
+        """The keys as a use sees them: (slots, width)."""
+        return torch.ones(len(self.keys), 1).double() if use.columns is None else self.keys[:, slice(*use.columns)]
+
+    def asked(self, use: Use) -> Tensor:
+        """The queries as a use sees them: (queries, width)."""
+        return (
+            torch.ones(len(self.queries), 1).double() if use.columns is None else self.queries[:, slice(*use.columns)]
+        )
+
+
+def linear(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return nn.Linear(d_in, d_out, bias=bias)
+
+
+def embedding(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return nn.Embedding(d_in, d_out)
+
+
+def gates(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return dualnn.LSTM(d_in, d_out, bias=bias)
+
+
+MODULES = {"Linear": linear, "Embedding": embedding, "LSTM": gates}
+
+
+def torchs_lstm(module: dualnn.LSTM, queries: Tensor) -> Tensor:
+    """What torch's own LSTM says after one step from a cell of zeros: queries are [input, hidden state]."""
+    torchs = nn.LSTM(module.input_size, module.hidden_size, bias=module.bias).double()
+    torchs.load_state_dict(module.state_dict())
+    x, h = queries.split([module.input_size, module.hidden_size], dim=1)
+    output: Tensor = torchs(x[None], (h[None], torch.zeros_like(h)[None]))[0][0]
+    return output
+
+
+def after_the_gates(activations: Tensor) -> Tensor:
+    """The same, given the activations of the gates."""
+    into, _, candidate, out = activations.chunk(4, dim=1)
+    return out.sigmoid() * (into.sigmoid() * candidate.tanh()).tanh()
+
+
+@st.composite
+def cases(draw: st.DrawFn, kind: str) -> Case:
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
+    module = MODULES[kind](draw(SIZES), draw(SIZES), draw(st.booleans())).double()
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    (found,) = candidates(nn.Sequential(module))
+    assert found.kind.name == kind
+    parameters = {name: random(*one.shape) for name, one in found.parameters.items()}
+    module.load_state_dict(parameters)
+    optimizers = [0, *(draw(st.sampled_from([0, 0, None])) for _ in range(len(parameters) - 1))]  # None: it is frozen
+    uses = tuple(
+        Use(Parameter(name, tuple(one.shape), optimizer), found.columns[name])
+        for (name, one), optimizer in zip(parameters.items(), optimizers, strict=True)
+    )
+    layout = found.kind.key_layout(found.d_in)
+    layer = Layer("0", kind, found.d_in, found.d_out, layout, uses)
+    found.kind.check(layer)
+    slots, queries = draw(SLOTS), random(draw(SLOTS), found.d_in)
+    rows = keys = random(slots, found.d_in)
+    call: Callable[[Tensor], Tensor] = module
+    after: Callable[[Tensor], Tensor] = nn.Identity()
+    if isinstance(module, nn.Embedding):
+        rows = torch.randint(found.d_in, (slots, 1), generator=generator)
+        keys = torch.eye(found.d_in).double()[rows[:, 0]]
+        queries = torch.eye(found.d_in).double()
+        call = lambda queries: module(queries.argmax(dim=1))  # noqa: E731
+    elif isinstance(module, dualnn.LSTM):
+        call, after = partial(torchs_lstm, module), after_the_gates
+    values = random(slots, found.d_out)
+    return Case(layer, kind_of(layer), parameters, rows, keys, values, queries, call, after, random)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def for_each(kind: str, check: Callable[[Case], None]) -> None:
+    FEW(given(cases(kind))(check))()
+
+
+each_kind = pytest.mark.parametrize("kind", MODULES)
+
+
+def test_every_registered_kind_is_tested_here() -> None:
+    assert set(MODULES) == set(registry._KINDS)
+
+
+@each_kind
+def test_a_parameter_as_a_map_and_back_is_itself(kind: str) -> None:
+    def check(case: Case) -> None:
+        for use in case.layer.uses:
+            parameter = case.parameters[use.parameter.name]
+            assert case.kind.shape(case.layer, use) == tuple(parameter.shape)
+            for several in (parameter, case.draw(3, *parameter.shape)):
+                found = case.kind.as_map(use, several)
+                assert found.shape[-2:] == (case.layer.d_out, use.width)
+                torch.testing.assert_close(case.kind.from_map(use, found), several, rtol=0, atol=0)
+                assert found.untyped_storage().data_ptr() == several.untyped_storage().data_ptr()  # seen in place
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_applied_to_queries_the_maps_are_the_module(kind: str) -> None:
+    def check(case: Case) -> None:
+        output = torch.zeros(len(case.queries), case.layer.d_out).double()
+        for use in case.layer.uses:
+            found = case.kind.as_map(use, case.parameters[use.parameter.name])
+            output += case.kind.apply(use, found, case.queries)
+        assert_close(case.after(output), case.call(case.queries).detach())
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_queries_are_what_keys_are_paired_with(kind: str) -> None:
+    def check(case: Case) -> None:
+        for use in case.layer.uses:
+            assert_close(paired_with(use, case.queries), case.asked(use))
+            pairs = case.kind.keys(case.layer, case.rows).of(use).pair(paired_with(use, case.queries))
+            assert_close(pairs, case.asked(use) @ case.dense(use).mT)
+        into = torch.empty(len(case.queries), len(case.keys)).double()
+        case.kind.pair_into(case.queries, case.rows, into)
+        assert_close(into, case.queries @ case.keys.mT)
+        assert_close(case.kind.keys(case.layer, case.rows).pair(case.queries), into)
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_products_of_keys_are_those_of_dense_rows(kind: str) -> None:
+    def check(case: Case) -> None:
+        keys, values = case.kind.keys(case.layer, case.rows), case.values
+        assert len(keys) == len(values)
+        assert keys.nonnegative == bool((case.keys >= 0).all())
+        for use in case.layer.uses:
+            own, dense = keys.of(use), case.dense(use)
+            assert_close(own.outer(values), torch.einsum("to,ti->oi", values, dense))
+            assert_close(own.outer_squares(values), torch.einsum("to,ti->oi", values**2, dense**2))
+            units = case.draw(5, use.width)
+            for query in case.asked(use):
+                assert_close(own.effective(units, query), torch.einsum("ui,ti,i->tu", units, dense, query))
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_keys_are_summed_up_by_group(kind: str) -> None:
+    def check(case: Case) -> None:
+        keys, slots = case.kind.keys(case.layer, case.rows), len(case.keys)
+        for groups in (3, 300):  # few by a product, many by scattered adding
+            codes = np.arange(slots) * 7 % groups
+            for use in case.layer.uses:
+                for factors in (None, case.draw(slots).abs()):
+                    start = case.draw(groups, use.width)
+                    expected = start.clone()
+                    for slot, code in enumerate(codes):
+                        expected[code] += (1 if factors is None else factors[slot]) * case.dense(use)[slot]
+                    keys.of(use).add_to(start, codes, factors)
+                    assert_close(start, expected)
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_the_outer_product_is_the_adjoint_of_the_map(kind: str) -> None:
+    """<outer(e, x), P> = sum_t <e_t, A(P, x_t)>: it is the gradient, as autograd has it."""
+
+    def check(case: Case) -> None:
+        keys = case.kind.keys(case.layer, case.rows)
+        for use in case.layer.uses:
+            parameter = case.parameters[use.parameter.name].clone().requires_grad_()
+            output = case.kind.apply(use, case.kind.as_map(use, parameter), case.keys)
+            (gradient,) = torch.autograd.grad((output * case.values).sum(), parameter)
+            assert_close(case.kind.from_map(use, keys.of(use).outer(case.values)), gradient)
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_a_gradient_applied_to_a_vector_is_attention_over_slots(kind: str) -> None:
+    """apply(G, r) = sum_t pair(x_t, r) e_t, with G = outer(e, x): what the probe of the audit rests on."""
+
+    def check(case: Case) -> None:
+        vectors = case.draw(4, case.layer.d_in)
+        for use in case.layer.uses:
+            keys = case.kind.keys(case.layer, case.rows).of(use)
+            attended = keys.pair(paired_with(use, vectors)) @ case.values
+            assert_close(case.kind.apply(use, keys.outer(case.values), vectors), attended)
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_the_probe_sees_the_same_in_gradients_and_in_rows(kind: str) -> None:
+    def check(case: Case) -> None:
+        probe = Probe(case.kind, case.layer, torch.Generator().manual_seed(0))
+        gradients = gradients_of(case, case.values)
+        rows = probe.of_rows(case.rows, case.values)
+        assert rows.shape == probe.shape
+        seen = [rows[part].reshape(-1) for part in probe.slices]
+        for ours, theirs in zip(probe.of_gradients(gradients), seen, strict=True):
+            assert_close(ours, theirs)
+        absolute = probe.of_rows(case.rows, case.values, absolute=True)
+        assert (absolute >= rows.abs() - 1e-12).all()
+
+    for_each(kind, check)
+
+
+@each_kind
+def test_the_probe_sees_a_slot_that_is_missing(kind: str) -> None:
+    def check(case: Case) -> None:
+        probe = Probe(case.kind, case.layer, torch.Generator().manual_seed(0))
+        gradients = gradients_of(case, case.values)
+        rows = probe.of_rows(case.rows[1:], case.values[1:])
+        for part, (ours, use) in enumerate(zip(probe.of_gradients(gradients), case.layer.trained, strict=True)):
+            lost = case.values[0].norm() * case.dense(use)[0].norm()
+            assert (ours - rows[probe.slices[part]].reshape(-1)).norm() > 1e-9 * lost
+
+    for_each(kind, check)
+
+
+def gradients_of(case: Case, values: Tensor) -> list[Tensor]:
+    """Dense, of each trained use."""
+    products = {use: torch.einsum("to,ti->oi", values, case.dense(use)) for use in case.layer.trained}
+    return [case.kind.from_map(use, product).contiguous() for use, product in products.items()]
