@@ -29,25 +29,25 @@ class ExamplesFold:
     def __init__(self, d_in: int, dtype: torch.dtype, grouping: Grouping) -> None:
         self._grouping = grouping
         self.keys = SummedKeys(torch.zeros(grouping.size, d_in, dtype=dtype))
-        self._visits = Visits(grouping.size)
+        self.visits = Visits(grouping.size)
 
     def add(self, block: Block) -> None:
         codes = self._grouping.codes(block)
         block.keys.add_to(self.keys.rows, codes, None)
-        self._visits.add(block, codes)
+        self.visits.add(block, codes)
 
     def merge(self, other: "ExamplesFold") -> None:
         self.keys.rows.add_(other.keys.rows)
-        self._visits.merge(other._visits)
+        self.visits.merge(other.visits)
 
     def finish(self) -> "ExamplesFold":
         return self
 
     def examples(self, by: Sequence[str], sketch: Sketch) -> Examples:
         """Those with any slots, within the groups of the tags `by`; each is named by its first slot."""
-        there = np.flatnonzero(self._visits.count)
+        there = np.flatnonzero(self.visits.count)
         group = groups_of_examples(self._grouping, by, there)
         order = np.argsort(group, kind="stable")
         starts = np.searchsorted(group[order], np.arange(group.max(initial=0) + 2))
-        members = Members(self._visits.first_slot[there[order]], torch.from_numpy(there[order]), starts)
-        return Examples(Search(self.keys, sketch, members), self._visits)
+        members = Members(self.visits.first_slot[there[order]], torch.from_numpy(there[order]), starts)
+        return Examples(Search(self.keys, sketch, members), self.visits)
