@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from dualform.algebra import Line, Moments, Rule, Step
-from dualform.algebra.elementwise import coupled, sign
 from dualform.errors import RunError
 from dualform.query.coefficients import rule_of
 from dualform.query.scan import Block, Slots
@@ -96,7 +95,7 @@ class _Chapter:
         self._slots, self._units, self._before, self._shard = slots, units, before, shard
         self._rule = rule_of(run, slots.layer)
         self._lines = {use: self._read(use) for use in slots.layer.trained}
-        self._coupled = {use: any(line and coupled(line) for line in self._lines[use]) for use in self._lines}
+        self._coupled = {use: any(line and self._rule.decay(line) for line in self._lines[use]) for use in self._lines}
         self._passes = slots.pass_rows(shard)
 
     def _read(self, use: Use) -> list[Line | None]:
@@ -164,8 +163,8 @@ class _Chapter:
         return after, Move(number, self._shard, moved, passes)
 
     def _move(self, use: Use, before: _State, line: Line, blocks: Sequence[Block]) -> tuple[Moved, _State]:
-        gradient, decay = self._gradient(blocks, use, before.weight), coupled(line)
-        signed = gradient if sign(line) > 0 else -gradient
+        gradient, decay = self._gradient(blocks, use, before.weight), self._rule.decay(line)
+        signed = gradient if self._rule.sign(line) > 0 else -gradient
         g = signed.add(before.weight, alpha=decay) if decay else signed
         moved = Moved(gradient, line, self._advance(line, g, before.moments), self._rule)
         if not self._coupled[use]:

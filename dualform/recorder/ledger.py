@@ -6,7 +6,7 @@ from inspect import unwrap
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dualform.algebra import RULES, Rule, known
+from dualform.algebra import RULES, Rule, known, known_as, registered_base, registered_name
 from dualform.errors import RecordingError
 from dualform.store import Optimizer as Description
 
@@ -25,27 +25,25 @@ def rule_for(optimizer: Optimizer) -> Rule:
 
 
 def _kind(optimizer: Optimizer) -> str:
-    """The optimiser of torch that this one is, or is derived from without a step of its own."""
-    bases = (base for base in type(optimizer).__mro__ if issubclass(base, Optimizer))
-    for base in bases:
-        if base.__module__.startswith("torch.optim.") and base.__name__ in RULES:
-            # torch wraps `step` when an optimiser is made; below that it is the same function, or it is not
-            if unwrap(type(optimizer).step) is not unwrap(base.step):
-                raise RecordingError(
-                    f"{_name(optimizer)} overrides the step of torch.optim.{base.__name__}, so its dual form is not "
-                    f"known. {_ANYWAY}"
-                )
-            return base.__name__
-    raise RecordingError(
-        f"no exact dual form is known for {_name(optimizer)}; known are {', '.join(known())}. {_ANYWAY}"
-    )
+    """The registered optimiser that this one is, or is derived from without a step of its own."""
+    own, base = type(optimizer), registered_base(type(optimizer))
+    if base is None:
+        raise RecordingError(
+            f"no exact dual form is known for {_full_name(own)}; known are {', '.join(known())}. {_ANYWAY}"
+        )
+    # torch wraps `step` when an optimiser is made; below that it is the same function, or it is not
+    if unwrap(own.step) is not unwrap(base.step):
+        raise RecordingError(
+            f"{_full_name(own)} overrides the step of {known_as(base)}, so its dual form is not known. {_ANYWAY}"
+        )
+    return registered_name(base)
 
 
 _ANYWAY = "Pass values=False to record keys only: attention weights work, outputs do not"
 
 
-def _name(optimizer: Optimizer) -> str:
-    return f"{type(optimizer).__module__}.{type(optimizer).__name__}"
+def _full_name(optimizer: type[Optimizer]) -> str:
+    return f"{optimizer.__module__}.{optimizer.__name__}"
 
 
 def read(optimizer: Optimizer, parameters: Sequence[tuple[str, Tensor]], rule: Rule | None) -> dict[str, list[float]]:

@@ -388,5 +388,5 @@ def record(
 
 
 def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:
-    magnified = values and any(ledger.rule_for(optimizer).elementwise for optimizer in optimizers)
+    magnified = values and any(ledger.rule_for(optimizer).magnifies_rounding for optimizer in optimizers)
     return "float32" if magnified else "float16"
