@@ -75,7 +75,7 @@ def make_plan(
 ) -> Plan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
     chosen, skipped = choose_layers(model, optimizers, layers, storage)
-    rules = [rule_of(optimizer) if storage.values else None for optimizer in optimizers]
+    rules = [registered_rule(optimizer) if storage.values else None for optimizer in optimizers]
     manifest = Manifest(
         run=token_hex(8),
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -92,7 +92,7 @@ def make_plan(
     return Plan(model, recorded, chosen, skipped, manifest)
 
 
-def rule_of(optimizer: Optimizer) -> Rule:
+def registered_rule(optimizer: Optimizer) -> Rule:
     """Return the algebra of an optimiser; raises if its class is not registered."""
     return RULES[_registered_name(optimizer)]
 

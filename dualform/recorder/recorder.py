@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
 from dualform.recorder.estimate import Estimate, estimate
-from dualform.recorder.plan import Plan, make_plan, rule_of
+from dualform.recorder.plan import Plan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Storage
@@ -144,5 +144,5 @@ def record(
 
 
 def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:
-    magnified = values and any(rule_of(optimizer).magnifies_rounding for optimizer in optimizers)
+    magnified = values and any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
     return "float32" if magnified else "float16"

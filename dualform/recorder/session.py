@@ -130,9 +130,8 @@ class Session:
             raise self.stopped()
         try:
             name, row = self._row_to_check()
-            if not torch.equal(
-                self._fingerprint, row
-            ):  # NaN never is; infinite weights make gradients that are refused
+            # NaN never is equal; infinite weights make gradients that are refused
+            if not torch.equal(self._fingerprint, row):
                 raise _changed(name, row, self._taken)
             fused = any(group.get("fused") for group in optimizer.param_groups)
             views = () if fused else [view_gradients(layer, self._taken) for layer in stepped.layers]
