@@ -128,7 +128,7 @@ def _start_worker() -> int:
 
 
 def _live(directory: Path, watch: Watch, chapter_bytes: int, with_worker: bool) -> None:
-    with patch("dualform.recorder.recorder.chapter_bytes", lambda state: chapter_bytes):
+    with patch("dualform.recorder.session.chapter_bytes", lambda state: chapter_bytes):
         train(directory, watch, with_worker)
 
 

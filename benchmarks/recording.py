@@ -151,8 +151,8 @@ def compare(data: Data, steps: int, dtype: str = "float16") -> dict[str, Any]:
 
 def _wait_for_the_writer(recorder: dualform.Recorder) -> None:
     """Without `sync`, which would end a chapter early: a run of that many steps has its own, and no more."""
-    assert recorder._writer is not None
-    recorder._writer.wait()
+    assert recorder._session is not None
+    recorder._session.writer.wait()
 
 
 def _per_step(times: list[float]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dualform
-from dualform.recorder import taken
+from dualform.recorder import evidence
 from tests.dense import Dense, example_gradients
 from tests.optimizers import ELEMENTWISE, make, options
 
@@ -117,7 +117,7 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trained:
     trained.reference.start_warm(optimizer)
     trained.states.append(_copy(model))
     trained.references.append(copy.deepcopy(trained.reference))
-    together = patch.object(taken, "_AT_ONCE", 1)  # most steps are to wait to be audited, as they do in long runs
+    together = patch.object(evidence, "_AT_ONCE", 1)  # most steps are to wait to be audited, as they do in long runs
     with together, dualform.record(model, optimizer, path, dtype="float64", **options) as recorder:
         for step in recipe.steps:
             _take(recipe, step, trained, optimizer, recorder, generator)

@@ -1,7 +1,34 @@
 """What optimisers make of gradients: hyper-parameters and moments in, coefficients out."""
 
 from dualform.algebra.rule import Line, Moments, Rule
-from dualform.algebra.rules import RULES, coefficients, known
+from dualform.algebra.rules import (
+    RULES,
+    coefficients,
+    known,
+    known_as,
+    register,
+    registered_base,
+    registered_name,
+    rule_named,
+    unregister,
+)
 from dualform.algebra.step import Adjoint, Coefficients, Step, adjoint
 
-__all__ = ["RULES", "Adjoint", "Coefficients", "Line", "Moments", "Rule", "Step", "adjoint", "coefficients", "known"]
+__all__ = [
+    "RULES",
+    "Adjoint",
+    "Coefficients",
+    "Line",
+    "Moments",
+    "Rule",
+    "Step",
+    "adjoint",
+    "coefficients",
+    "known",
+    "known_as",
+    "register",
+    "registered_base",
+    "registered_name",
+    "rule_named",
+    "unregister",
+]

@@ -34,4 +34,4 @@ def step(line: Line, moments: Moments) -> Step:
     return Step(sign=sign(line), decay=coupled(line), alpha=scale)
 
 
-RULE = Rule(COLUMNS, read, step, None, (SQUARE,), advance)
+RULE = Rule(COLUMNS, read, step, None, (SQUARE,), advance, sign, coupled)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.algebra.elementwise import averaging, betas, count, numbers, running_square
+from dualform.algebra.elementwise import averaging, betas, count, coupled, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -45,5 +45,5 @@ def step(line: Line, moments: Moments) -> Step:
     return averaging(line, beta=divisor.reciprocal_().mul_(size))
 
 
-ADAM = Rule(COLUMNS, read, step, "exp_avg", (SQUARE, LARGEST), advance)
-ADAMW = Rule(COLUMNS, read_decoupled, step, "exp_avg", (SQUARE, LARGEST), advance)
+ADAM = Rule(COLUMNS, read, step, "exp_avg", (SQUARE, LARGEST), advance, sign, coupled)
+ADAMW = Rule(COLUMNS, read_decoupled, step, "exp_avg", (SQUARE, LARGEST), advance, sign, coupled)

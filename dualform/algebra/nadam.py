@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.algebra.elementwise import averaging, betas, count, numbers, running_square
+from dualform.algebra.elementwise import averaging, betas, count, coupled, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -52,4 +52,4 @@ def _mu(line: Line, steps: float) -> float:
     return float(line["beta1"] * (1 - 0.5 * 0.96 ** (steps * line["momentum_decay"])))
 
 
-RULE = Rule(COLUMNS, read, step, "exp_avg", (SQUARE,), advance)
+RULE = Rule(COLUMNS, read, step, "exp_avg", (SQUARE,), advance, sign, coupled)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.algebra.elementwise import averaging, betas, count, numbers, running_square
+from dualform.algebra.elementwise import averaging, betas, count, coupled, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Number, Step
 
@@ -44,4 +44,4 @@ def _scale(line: Line, moments: Moments, size: float) -> Number:
     return moments[SQUARE].sqrt().add_(line["eps"]).reciprocal_().mul_(size * (correction * above / below) ** 0.5)
 
 
-RULE = Rule(COLUMNS, read, step, "exp_avg", (SQUARE,), advance)
+RULE = Rule(COLUMNS, read, step, "exp_avg", (SQUARE,), advance, sign, coupled)

@@ -45,4 +45,4 @@ def step(line: Line, moments: Moments) -> Step:
     return Step(sign=sign(line), decay=coupled(line), alpha=scale.mul_(line["lr"]))
 
 
-RULE = Rule(COLUMNS, read, step, "momentum_buffer", (SQUARE, MEAN), advance)
+RULE = Rule(COLUMNS, read, step, "momentum_buffer", (SQUARE, MEAN), advance, sign, coupled)

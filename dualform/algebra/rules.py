@@ -1,11 +1,20 @@
-"""The optimisers dualform knows by torch's names, and the coefficients that linear ones make of a ledger."""
+"""The registry of optimisers, and the coefficients that linear ones make of a ledger.
 
-from collections.abc import Sequence
+    register(MyOptimizer, RULE)         # before recording, and before reading what was recorded
+    rule_named("Adam")                  # as a manifest names it
+
+A manifest names torch's own by their class, `Adam`, and others in full, `package.module.MyOptimizer`.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.optim import Optimizer
 
 from dualform.algebra import adagrad, adam, nadam, radam, rmsprop, sgd
 from dualform.algebra.rule import Rule
@@ -13,15 +22,48 @@ from dualform.algebra.step import Coefficients, Step, adjoint
 
 Array = NDArray[np.float64]
 
-RULES: dict[str, Rule] = {
-    "SGD": sgd.RULE,
-    "Adam": adam.ADAM,
-    "AdamW": adam.ADAMW,
-    "NAdam": nadam.RULE,
-    "RAdam": radam.RULE,
-    "RMSprop": rmsprop.RULE,
-    "Adagrad": adagrad.RULE,
-}
+_NAMES: dict[type[Optimizer], str] = {}  # of all registered classes
+_RULES: dict[str, Rule] = {}
+RULES: Mapping[str, Rule] = MappingProxyType(_RULES)  # by name; to be read only
+
+
+def register(optimizer: type[Optimizer], rule: Rule) -> None:
+    """Make a class of optimisers known; it takes the place of one of the same name."""
+    ours = optimizer.__module__.startswith("torch.optim.")
+    name = optimizer.__name__ if ours else f"{optimizer.__module__}.{optimizer.__qualname__}"
+    _NAMES[optimizer], _RULES[name] = name, rule
+
+
+def unregister(optimizer: type[Optimizer]) -> None:
+    """Forget a class of optimisers."""
+    del _RULES[_NAMES.pop(optimizer)]
+
+
+for _class, _rule in (
+    (torch.optim.SGD, sgd.RULE),
+    (torch.optim.Adam, adam.ADAM),
+    (torch.optim.AdamW, adam.ADAMW),
+    (torch.optim.NAdam, nadam.RULE),
+    (torch.optim.RAdam, radam.RULE),
+    (torch.optim.RMSprop, rmsprop.RULE),
+    (torch.optim.Adagrad, adagrad.RULE),
+):
+    register(_class, _rule)
+
+
+def rule_named(name: str) -> Rule | None:
+    """Return the rule of an optimiser that a manifest names; None: it is not known."""
+    return _RULES.get(name)
+
+
+def registered_base(optimizer: type[Optimizer]) -> type[Optimizer] | None:
+    """Return the class itself, if it is registered, or the nearest one it is derived from."""
+    return next((base for base in optimizer.__mro__ if base in _NAMES), None)
+
+
+def registered_name(optimizer: type[Optimizer]) -> str:
+    """Return the name of a registered class, as manifests have it."""
+    return _NAMES[optimizer]
 
 
 def coefficients(rule: Rule, ledger: Array) -> Coefficients:
@@ -43,4 +85,10 @@ def _column(given: Any, default: Any, idle: NDArray[np.bool_]) -> Array:
 
 def known() -> Sequence[str]:
     """Names of the optimisers whose runs have an exact dual form."""
-    return [f"torch.optim.{name}" for name in RULES]
+    return [known_as(optimizer) for optimizer in _NAMES]
+
+
+def known_as(optimizer: type[Optimizer]) -> str:
+    """Return the name of a registered class as one would import it."""
+    name = _NAMES[optimizer]
+    return name if "." in name else f"torch.optim.{name}"

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from dualform.algebra.rule import Line, Moments, Rule
-from dualform.algebra.step import Step
+from dualform.algebra.step import Number, Step
 
 COLUMNS = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize", "fresh")
 MOMENTUM = "momentum_buffer"
@@ -21,6 +21,14 @@ def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...
     return (*(float(group[name]) for name in COLUMNS[:-1]), float(fresh))
 
 
+def sign(line: Line) -> Number:
+    return np.where(line["maximize"] != 0, -1.0, 1.0)
+
+
+def decay(line: Line) -> Number:
+    return line["weight_decay"]
+
+
 def step(line: Line, moments: Moments) -> Step:
     """The Step of a ledger line; columns may be arrays over steps, over parameters, or both. No moments."""
     lr, mu = line["lr"], line["momentum"]
@@ -28,8 +36,8 @@ def step(line: Line, moments: Moments) -> Step:
     starting = moving & (line["fresh"] != 0)
     nesterov = moving & (line["nesterov"] != 0)
     return Step(
-        sign=np.where(line["maximize"] != 0, -1.0, 1.0),
-        decay=line["weight_decay"],
+        sign=sign(line),
+        decay=decay(line),
         carry=np.where(starting, 0.0, np.where(moving, mu, 1.0)),
         intake=np.where(starting, 1.0, np.where(moving, 1.0 - line["dampening"], 0.0)),
         alpha=np.where(moving & ~nesterov, 0.0, lr),
@@ -37,4 +45,4 @@ def step(line: Line, moments: Moments) -> Step:
     )
 
 
-RULE = Rule(COLUMNS, read, step, MOMENTUM)
+RULE = Rule(COLUMNS, read, step, MOMENTUM, sign=sign, decay=decay)

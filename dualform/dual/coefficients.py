@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.algebra import RULES, Rule, coefficients
+from dualform.algebra import Rule, coefficients, rule_named
 from dualform.errors import NotRecorded, RunError, listing
 from dualform.slots.blocks import Block, keys_only
 from dualform.store import Layer, Run, Use
@@ -25,11 +25,12 @@ def rule_of(run: Run, layer: Layer) -> Rule:
     number = layer.trained[0].parameter.optimizer
     assert number is not None
     optimizer = run.manifest.optimizers[number]
-    rule = RULES.get(optimizer.kind)
+    rule = rule_named(optimizer.kind)
     if rule is None or rule.columns != optimizer.columns:
         raise RunError(
             f"{run.backend.describe(MANIFEST)} says that layer {layer.name!r} was trained by {optimizer.kind!r} with "
-            f"{listing(optimizer.columns)}: this dualform does not know it, upgrade with pip install --upgrade dualform"
+            f"{listing(optimizer.columns)}: this dualform does not know it, upgrade with pip install --upgrade "
+            "dualform, or register it first"
         )
     return rule
 
@@ -64,7 +65,7 @@ class Ledger:
         self._lines = lru_cache(maxsize=None)(run.ledger)  # put together once, not once for each chapter
         self.between = lru_cache(maxsize=64)(self._between)
 
-    def _between(self, optimizer: int, since: int, until: int) -> dict[str, ParameterCoefficients]:
+    def _between(self, rule: Rule, optimizer: int, since: int, until: int) -> dict[str, ParameterCoefficients]:
         """For each parameter of a linear optimiser, the coefficients of steps [since, until) at `until`."""
         described = self._run.manifest.optimizers[optimizer]
         names = [one.name for one in self._run.manifest.parameters if one.optimizer == optimizer]
@@ -72,7 +73,7 @@ class Ledger:
         if until > since:
             lines = np.stack([self._lines(name)[since:until] for name in names], axis=1)
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
-            found = coefficients(RULES[described.kind], lines)
+            found = coefficients(rule, lines)
         initial = np.broadcast_to(found.initial, len(names)).tolist()
         momentum = np.broadcast_to(found.momentum, len(names)).tolist()
         gradients = np.array(found.gradients).reshape(until - since, len(names))

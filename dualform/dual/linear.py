@@ -38,7 +38,7 @@ class LinearDual:
     def _between(self, since: int, until: int) -> Coefficients:
         optimizer = self._parameters[0].optimizer
         assert optimizer is not None
-        return self._ledger.between(optimizer, since, until)
+        return self._ledger.between(self._rule, optimizer, since, until)
 
     @property
     def _whole(self) -> Coefficients:

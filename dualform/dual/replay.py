@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from dualform.algebra import Line, Moments, Rule, Step
-from dualform.algebra.elementwise import coupled, sign
 from dualform.dual.rebuilt import over_all_uses
 from dualform.dual.state import optimizer_entry, stored_parameter
 from dualform.errors import RunError
@@ -121,7 +120,7 @@ class _Chapter:
         self._replay, self._before, self._shard = replay, before, shard
         self._rule = replay.rule
         self._lines = {parameter: self._read(parameter) for parameter in replay.parameters}
-        self._coupled = {p: any(line and coupled(line) for line in lines) for p, lines in self._lines.items()}
+        self._coupled = {p: any(line and replay.rule.decay(line) for line in lines) for p, lines in self._lines.items()}
         self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
 
     def _read(self, parameter: Parameter) -> list[Line | None]:
@@ -187,8 +186,8 @@ class _Chapter:
         return after, replace(move, parameters=moved)
 
     def _move(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Moved, _State]:
-        decay = coupled(line)
-        signed = gradient if sign(line) > 0 else -gradient
+        decay = self._rule.decay(line)
+        signed = gradient if self._rule.sign(line) > 0 else -gradient
         g = signed.add(before.weight, alpha=decay) if decay else signed
         moved = Moved(gradient, line, self._advance(line, g, before.moments), self._rule)
         if not self._coupled[parameter]:

@@ -54,6 +54,7 @@ class Kind(ABC):
 
     name: ClassVar[str]  # in manifests
     vectors: ClassVar[bool] = True  # keys are stored as the vectors they are: they can be summed up, and sketched
+    may_repeat: ClassVar[bool] = True  # a key that depends on nothing trained may come again, and is then stored once
 
     # Which layers there are
 
@@ -67,6 +68,10 @@ class Kind(ABC):
 
     def key_layout(self, d_in: int) -> KeyLayout:
         return KeyLayout(d_in)
+
+    def key_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """What keys are stored as, where numbers are stored as `dtype`."""
+        return dtype
 
     def check(self, layer: Layer) -> None:
         """Raise a ValueError unless a described layer is one of this kind."""
@@ -108,15 +113,12 @@ class Kind(ABC):
 
         Autocast computes the product, and so the gradient, in the output's precision.
         """
-        return as_rows(given, precision)
+        rows = given.detach() if given.dim() == 2 else given.detach().reshape(-1, given.shape[-1])
+        return rows if rows.dtype == precision else rows.to(precision)
 
     def errors(self, module: nn.Module, keys: Tensor, gradient: Tensor) -> Tensor:
         """The values of a call: (slots, d_out)."""
-        return as_rows(gradient, gradient.dtype)
-
-    def may_repeat(self, given: Tensor) -> bool:
-        """Whether keys may come again: those that depend on nothing trained."""
-        return not given.requires_grad
+        return gradient.detach() if gradient.dim() == 2 else gradient.detach().reshape(-1, gradient.shape[-1])
 
     def queries(self, layer: Layer, given: Tensor) -> Tensor:
         """A test input as queries: (..., d_in)."""
@@ -147,11 +149,3 @@ class Kind(ABC):
     def pair_into(self, vectors: Tensor, rows: Tensor, out: Tensor) -> Tensor:
         """The attention weights between vectors (n, d_in) and stored rows, all entries: (n, slots)."""
         return torch.mm(vectors, rows.mT, out=out)
-
-
-def as_rows(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """(slots, width), however many leading dimensions there are."""
-    rows = tensor.detach()
-    if rows.dim() != 2:
-        rows = rows.reshape(-1, rows.shape[-1])
-    return rows if rows.dtype == dtype else rows.to(dtype)

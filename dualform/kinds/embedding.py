@@ -19,6 +19,7 @@ class Embedding(Kind):
 
     name = "Embedding"
     vectors = False
+    may_repeat = False  # a key is smaller than a note of where it was before
 
     def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
         if isinstance(module, nn.Embedding):
@@ -37,6 +38,9 @@ class Embedding(Kind):
     def key_layout(self, d_in: int) -> KeyLayout:
         return KeyLayout(1, index=True)
 
+    def key_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return torch.int32
+
     def leading(self, given: Tensor) -> tuple[int, ...]:
         return tuple(given.shape)
 
@@ -47,9 +51,6 @@ class Embedding(Kind):
         values, padding = super().errors(module, keys, gradient), cast(nn.Embedding, module).padding_idx
         # torch leaves the padding out of the gradient
         return values if padding is None else values.masked_fill(keys == padding, 0.0)
-
-    def may_repeat(self, given: Tensor) -> bool:
-        return False  # a key is smaller than a note of where it was before
 
     def queries(self, layer: Layer, given: Tensor) -> Tensor:
         return nn.functional.one_hot(given.long(), layer.d_in).float()

@@ -19,6 +19,7 @@ class Gates(Kind):
     """a = [weight_ih, weight_hh] [x; h] + bias_ih + bias_hh"""
 
     name = "LSTM"
+    may_repeat = False  # a key holds the LSTM's state, which is never the same
 
     def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
         if isinstance(module, LSTM):
@@ -47,9 +48,6 @@ class Gates(Kind):
         assert isinstance(module, LSTM)
         number = int(layer.name.rpartition(".")[2].removeprefix("l"))
         return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True))  # errors that never come do no harm
-
-    def may_repeat(self, given: Tensor) -> bool:
-        return False  # a key holds the LSTM's state, which is never the same
 
     def rows(self, given: Tensor, precision: torch.dtype) -> Tensor:
         return super().rows(given, given.dtype)

@@ -38,30 +38,31 @@ class Probe:
             self._vectors[group, use.entries] = drawn
         self._of_uses = self._split()
         self._pairs = torch.ones(self.shape[0], 0)  # for as many slots as there were last time
+        self._fitted_to = self._vectors.dtype, self._vectors.device  # of gradients and values
 
     def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """(grad r)^T of each trained use, as one row of numbers."""
-        self._fit(gradients[0])
+        if (gradients[0].dtype, gradients[0].device) != self._fitted_to:
+            self._fit(gradients[0])
+        dtype = self._vectors.dtype  # to ask torch for nothing is not free between the products of a training
+        wide = [gradient if gradient.dtype == dtype else gradient.to(dtype) for gradient in gradients]
         return [
-            (vectors @ self._kind.as_map(use, self._widened(gradient)).mT).view(-1)
-            for use, vectors, gradient in zip(self.layer.trained, self._of_uses, gradients, strict=True)
+            (vectors @ self._kind.as_map(use, gradient).mT).view(-1)
+            for use, vectors, gradient in zip(self.layer.trained, self._of_uses, wide, strict=True)
         ]
 
     def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
         """(X r)^T E, or (|X| |r|)^T |E|: (vectors, d_out). Keys are rows as they are stored."""
-        self._fit(values)
-        values, vectors = self._widened(values), self._vectors
+        if (values.dtype, values.device) != self._fitted_to:
+            self._fit(values)
+        vectors, dtype = self._vectors, self._vectors.dtype
         if absolute:
             keys, values, vectors = keys.abs(), values.abs(), vectors.abs()
         if self._pairs.shape[1] != len(keys):
             self._pairs = vectors.new_ones(self.shape[0], len(keys))
-        rows = self._widened(keys) if keys.is_floating_point() else keys
+        rows = keys.to(dtype) if keys.is_floating_point() and keys.dtype != dtype else keys
         self._kind.pair_into(vectors, rows, self._pairs[: len(vectors)])  # the rows after them stay ones
-        return self._pairs @ values
-
-    def _widened(self, tensor: Tensor) -> Tensor:
-        """In the precision of the vectors. To ask torch for nothing is not free between the products of a training."""
-        return tensor if tensor.dtype == self._vectors.dtype else tensor.to(self._vectors.dtype)
+        return self._pairs @ (values if values.dtype == dtype else values.to(dtype))
 
     def _split(self) -> list[Tensor]:
         """The vectors of each trained use by themselves; of one whose key is 1, that 1."""
@@ -70,7 +71,9 @@ class Probe:
         return [self._vectors[groups[use], use.entries] if use in groups else one for use in self.layer.trained]
 
     def _fit(self, like: Tensor) -> None:
+        """Bring the vectors to the device of a tensor, and to its precision, but float32 at least."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        self._fitted_to = like.dtype, like.device
         if self._vectors.dtype != dtype or self._vectors.device != like.device:
             self._vectors = self._vectors.to(like.device, dtype)
             self._pairs = self._vectors.new_ones(self.shape[0], 0)

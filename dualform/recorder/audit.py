@@ -13,39 +13,49 @@ over the passes is not unique.
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from dualform.errors import NotFinite, UnexplainedGradient
-from dualform.recorder.look import SLACK, Array, Explained, Look, array
-from dualform.recorder.quick import explained_quickly
+from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
+from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
 
 _TINY = float(np.finfo(np.float64).tiny)
 
 
-def explain(steps: Sequence[Sequence[Look]], first: int) -> Iterator[list[Explained]]:
-    """What is found of each layer, step after step from number `first` on; raises at one it cannot explain."""
-    quick = explained_quickly(steps)
-    for place, looks in enumerate(steps):
-        yield quick[place] if place in quick else _explained_thoroughly(looks, first + place)
+class AuditedStep(NamedTuple):
+    """A step all of whose gradients are explained."""
+
+    number: int
+    evidence: StepEvidence
+    explanations: Sequence[Explanation]  # of each layer
 
 
-def _explained_thoroughly(looks: Sequence[Look], step: int) -> list[Explained]:
-    """By as many factors as it takes."""
-    if not looks:
+def audit(steps: Sequence[StepEvidence], first: int) -> Iterator[AuditedStep]:
+    """Explain step after step, from number `first` on; raises at one it cannot explain."""
+    simple = explain_by_common_factor([step.layers for step in steps])
+    for place, step in enumerate(steps):
+        number = first + place
+        yield AuditedStep(number, step, simple[place] if place in simple else _explain(step.layers, number))
+
+
+def _explain(layers: Sequence[LayerEvidence], step: int) -> list[Explanation]:
+    """Explain the layers of a step, by as many factors as it takes."""
+    if not layers:
         return []
-    numbers = sorted({number for look in looks for number in look.passes})
-    equations = [[_Equation(look, part, numbers) for part in look.seen.stepped] for look in looks]
+    numbers = sorted({number for evidence in layers for number in evidence.passes})
+    equations = [[_Equation(evidence, use, numbers) for use in evidence.view.stepped] for evidence in layers]
     _check_finite(equations, step)
-    found = _simplest([e for of_layer in equations for e in of_layer], step)
+    simplest = _simplest([e for of_layer in equations for e in of_layer], step)
     explained = []
-    for look, of_layer in zip(looks, equations, strict=True):
-        factors = np.zeros((len(look.passes), len(look.probe.slices)))
-        mine = [numbers.index(number) for number in look.passes]
-        factors[:, look.seen.stepped] = np.stack([found[e][mine] for e in of_layer], axis=1)
-        explained.append(Explained(factors, max(e.residual(found[e]) for e in of_layer)))
+    for evidence, of_layer in zip(layers, equations, strict=True):
+        factors = np.zeros((len(evidence.passes), len(evidence.layer.probe.slices)))
+        own = [numbers.index(number) for number in evidence.passes]
+        factors[:, evidence.view.stepped] = np.stack([simplest[e][own] for e in of_layer], axis=1)
+        explained.append(Explanation(factors, max(e.residual(simplest[e]) for e in of_layer)))
     return explained
 
 
@@ -56,40 +66,41 @@ class _Equation:
     beside torch's, which slow down the training.
     """
 
-    def __init__(self, look: Look, part: int, numbers: Sequence[int]) -> None:
-        self._look, self._numbers = look, numbers
-        self._rows = look.probe.slices[part]
-        self.layer = look.probe.layer.name
-        self.parameter = look.probe.layer.trained[part].parameter.name
-        self.target = array(look.seen.parts[part])  # (n,)
-        found = [
-            array(look.passes[n].product[self._rows].reshape(-1)) if n in look.passes else self.target * 0
+    def __init__(self, evidence: LayerEvidence, use: int, numbers: Sequence[int]) -> None:
+        self._evidence, self._numbers = evidence, numbers
+        self._rows = evidence.layer.probe.slices[use]
+        self.layer = evidence.layer.name
+        self.parameter = evidence.layer.description.trained[use].parameter.name
+        self.target = as_float64(evidence.view.products[use])  # (n,)
+        of_passes = [
+            as_float64(evidence.passes[n].product[self._rows].reshape(-1)) if n in evidence.passes else self.target * 0
             for n in numbers
         ]
-        products = np.stack(found) if found else np.zeros((0, len(self.target)))
+        products = np.stack(of_passes) if of_passes else np.zeros((0, len(self.target)))
         # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
-        self.sound: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
-        self.products = np.where(self.sound[:, None], products, 0.0)  # (passes, n)
+        self.finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
+        self.products = np.where(self.finite[:, None], products, 0.0)  # (passes, n)
 
     @cached_property
     def bounds(self) -> Array:
         """|E|^T (|X| |r|) of each pass: what rounding is measured by, where the gradient cancels."""
         bounds = np.zeros(self.products.shape)
-        for i in np.flatnonzero(self.sound).tolist():
-            one = self._look.passes.get(self._numbers[i])
-            for capture in one.captures if one else ():
-                rows = capture.keys.unpacked(), capture.values.unpacked()
-                bounds[i] += array(self._look.probe.of_rows(*rows, absolute=True)[self._rows].reshape(-1))
+        for i in np.flatnonzero(self.finite).tolist():
+            of_pass = self._evidence.passes.get(self._numbers[i])
+            for capture in of_pass.captures if of_pass else ():
+                keys, values = capture.keys.unpacked(), capture.values.unpacked()
+                absolute = self._evidence.layer.probe.of_rows(keys, values, absolute=True)
+                bounds[i] += as_float64(absolute[self._rows].reshape(-1))
         return bounds
 
     def explained(self, factors: Array) -> bool:
         """Whether nothing is left over but rounding."""
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
-        size, low = _norm(predicted), self._look.low
-        if _norm(gap) <= (SLACK * self._look.seen.eps + low) * size:
+        size, low = _norm(predicted), self._evidence.low
+        if _norm(gap) <= (SLACK * self._evidence.view.eps + low) * size:
             return True  # it fits as a whole; no elementwise bound is needed
-        rounding = SLACK * self._look.seen.eps * _weighted(np.abs(factors), self.bounds)
+        rounding = SLACK * self._evidence.view.eps * _weighted(np.abs(factors), self.bounds)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
@@ -100,9 +111,10 @@ class _Equation:
 
 def _simplest(equations: Sequence[_Equation], step: int) -> dict[_Equation, Array]:
     """The simplest factors: for all equations together, for those of each layer, for each alone."""
-    found = _solve(equations)
-    if found is not None:
-        return dict.fromkeys(equations, found)
+    candidates = (f for f in _candidates(equations) if all(e.explained(f) for e in equations))
+    common = next(candidates, None)
+    if common is not None:
+        return dict.fromkeys(equations, common)
     layers = {e.layer for e in equations}
     if len(layers) > 1:
         parts = [_simplest([e for e in equations if e.layer == layer], step) for layer in sorted(layers)]
@@ -112,20 +124,16 @@ def _simplest(equations: Sequence[_Equation], step: int) -> dict[_Equation, Arra
     raise UnexplainedGradient(_reason(equations[0], step))
 
 
-def _solve(equations: Sequence[_Equation]) -> Array | None:
-    return next((f for f in _candidates(equations) if all(e.explained(f) for e in equations)), None)
-
-
 def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
     """Factors to try, from simple to general."""
-    sound = np.all([e.sound for e in equations], axis=0)
+    finite = np.all([e.finite for e in equations], axis=0)
     # Parameters are brought to one scale, so that a bias counts as much as a weight.
     scale = [_norm(e.products) or 1.0 for e in equations]
     targets = np.concatenate([e.target / s for e, s in zip(equations, scale, strict=True)])
     products = np.concatenate([e.products / s for e, s in zip(equations, scale, strict=True)], axis=1)
     # All passes, or those after a zero_grad; unscaled first, since in a tiny layer any scale may fit.
     suffixes = [
-        np.where(np.arange(len(sound)) >= first, sound, False).astype(np.float64) for first in range(len(sound) + 1)
+        np.where(np.arange(len(finite)) >= first, finite, False).astype(np.float64) for first in range(len(finite) + 1)
     ]
     yield from suffixes
     for latest in suffixes:
@@ -145,7 +153,7 @@ def _fitted(products: Array, targets: Array, used: NDArray[np.bool_]) -> Array:
         matrix = torch.from_numpy(products[used].T.copy())  # (equations, passes)
         for _ in range(2):
             left_over = torch.from_numpy(targets - _weighted(factors, products))[:, None]
-            factors[used] += array(torch.linalg.lstsq(matrix, left_over, driver="gelsd").solution[:, 0])
+            factors[used] += as_float64(torch.linalg.lstsq(matrix, left_over, driver="gelsd").solution[:, 0])
     return factors
 
 

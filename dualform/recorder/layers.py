@@ -6,50 +6,49 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecordingError, UnknownName
-from dualform.kinds import Candidate, Kind, candidates
+from dualform.kinds import Candidate, Kind, Probe, candidates
 from dualform.store import Layer, Parameter, Storage, Use, clean_name
 
+SEED = 20220211  # any number will do, as long as it stays the same
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """A layer to be recorded: its module and its description."""
+class RecordedLayer:
+    """A layer to be recorded."""
 
+    name: str
     module: nn.Module
     kind: Kind
-    layer: Layer
+    description: Layer
+    probe: Probe
+
+    @property
+    def optimizer(self) -> int | None:
+        """The number of the optimiser that steps it."""
+        return self.description.trained[0].parameter.optimizer
 
     @cached_property
-    def _own_names(self) -> list[str]:
-        return [use.parameter.name.rpartition(".")[2] for use in self.layer.trained]
-
-    def trained(self) -> list[nn.Parameter]:
-        """The parameters of the layer's trained uses, as they are now."""
-        own = self.module._parameters  # past nn.Module's search by name, which is slow for what every step asks
-        found = [parameter for name in self._own_names if (parameter := own.get(name)) is not None]
-        if len(found) < len(self._own_names):
-            raise RecordingError(f"a parameter of layer {self.layer.name!r} was taken away while recording")
-        return found
+    def own_names(self) -> list[str]:
+        """What its module calls the parameters of its trained uses."""
+        return [use.parameter.name.rpartition(".")[2] for use in self.description.trained]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What will be recorded, and what `layers="*"` had to leave out, with the reason."""
+def choose_layers(
+    model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str], storage: Storage
+) -> tuple[tuple[RecordedLayer, ...], dict[str, str]]:
+    """Return the layers to record, and those that "*" has to leave out, with the reason.
 
-    recorded: tuple[Recorded, ...]
-    skipped: dict[str, str]
-
-
-def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str], storage: Storage) -> Plan:
-    """Decide, without touching the model. A layer named outright that cannot be recorded raises."""
+    A layer named outright that cannot be recorded raises.
+    """
     _refuse_parallel(model)
     owners = _owners(model, optimizers)
-    known = {one.name: one for one in candidates(model)}
+    known = {candidate.name: candidate for candidate in candidates(model)}
     patterns = [layers] if isinstance(layers, str) else list(layers)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in known):
@@ -59,10 +58,13 @@ def plan(model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterab
     for name in wanted:
         if name in patterns and reasons[name]:
             raise RecordingError(f"layer {name!r} cannot be recorded: {reasons[name]}")
-    recorded = tuple(_describe(known[name], owners) for name in wanted if not reasons[name])
-    if not recorded:
+    # Random numbers of its own: recording must not change the user's. The same for every run: one that
+    # was interrupted must measure what an uninterrupted one would.
+    generator = torch.Generator().manual_seed(SEED)
+    chosen = tuple(_recorded(known[name], owners, generator) for name in wanted if not reasons[name])
+    if not chosen:
         raise RecordingError(f"no layer of this model can be recorded: {reasons or 'it has no nn.Linear'}")
-    return Plan(recorded, {name: reason for name, reason in reasons.items() if reason})
+    return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
 def _refuse_parallel(model: nn.Module) -> None:
@@ -90,20 +92,20 @@ def _owners(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]
     return owners
 
 
-def _obstacle(model: nn.Module, one: Candidate, owners: dict[int, int], storage: Storage) -> str | None:
+def _obstacle(model: nn.Module, candidate: Candidate, owners: dict[int, int], storage: Storage) -> str | None:
     """Why a layer cannot be recorded exactly; None if it can."""
-    if storage.merge and not one.kind.vectors:
+    if storage.merge and not candidate.kind.vectors:
         return "its keys are indices, and a merged memory sums up keys of numbers only"
-    if one.obstacle is not None:
-        return one.obstacle
-    if not (one.d_in and one.d_out):
+    if candidate.obstacle is not None:
+        return candidate.obstacle
+    if not (candidate.d_in and candidate.d_out):
         return "it has no width"
-    return _obstacle_of_parameters(model, one, owners)
+    return _obstacle_of_parameters(model, candidate, owners)
 
 
-def _obstacle_of_parameters(model: nn.Module, one: Candidate, owners: dict[int, int]) -> str | None:
-    parameters = one.parameters
-    weight = parameters.get(next(iter(one.columns)))
+def _obstacle_of_parameters(model: nn.Module, candidate: Candidate, owners: dict[int, int]) -> str | None:
+    parameters = candidate.parameters
+    weight = parameters.get(next(iter(candidate.columns)))
     if weight is None:
         return "its weight is parametrised, so it is not itself trained"
     if isinstance(weight, nn.parameter.UninitializedParameter):
@@ -120,8 +122,9 @@ def _obstacle_of_parameters(model: nn.Module, one: Candidate, owners: dict[int, 
     return None
 
 
-def _describe(one: Candidate, owners: dict[int, int]) -> Recorded:
-    module = one.name if one.module_name is None else one.module_name
+def _recorded(candidate: Candidate, owners: dict[int, int], generator: torch.Generator) -> RecordedLayer:
+    kind = candidate.kind
+    module = candidate.name if candidate.module_name is None else candidate.module_name
     uses = tuple(
         Use(
             Parameter(
@@ -129,9 +132,10 @@ def _describe(one: Candidate, owners: dict[int, int]) -> Recorded:
                 tuple(parameter.shape),
                 owners.get(id(parameter)) if parameter.requires_grad else None,
             ),
-            one.columns[name],
+            candidate.columns[name],
         )
-        for name, parameter in one.parameters.items()
+        for name, parameter in candidate.parameters.items()
     )
-    layer = Layer(one.name, one.kind.name, one.d_in, one.d_out, one.kind.key_layout(one.d_in), uses)
-    return Recorded(one.module, one.kind, layer)
+    d_in, d_out = candidate.d_in, candidate.d_out
+    layer = Layer(candidate.name, kind.name, d_in, d_out, kind.key_layout(d_in), uses)
+    return RecordedLayer(layer.name, candidate.module, kind, layer, Probe(kind, layer, generator))

@@ -5,37 +5,47 @@ however many visits there were. That is all a merged memory can say; single visi
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.recorder.capture import Pass
+from dualform.recorder.records import UsedPass
 from dualform.store import Layer, Rows
 from dualform.store.codec.float16 import TORCH, pack
 
 Array = NDArray[Any]
 
 
+class TaggedKeys(NamedTuple):
+    """Keys of a layer, and the value of the tag for each."""
+
+    layer: str
+    keys: Tensor
+    tag: Array
+
+
+def tagged_keys(passes: Iterable[UsedPass], tag: str) -> list[TaggedKeys]:
+    """Return the keys that a step adds to the sums."""
+    return [
+        TaggedKeys(used.layer, capture.keys.rows, capture.tags.over(capture.leading, used.layer)[tag])
+        for used in passes
+        for capture in used.captures
+    ]
+
+
 class Merger:
-    """The sums of all layers. A step is noted layer by layer, and counts when it is complete."""
+    """The sums of all layers."""
 
     def __init__(self, layers: Iterable[Layer], tag: str, dtype: str) -> None:
         self._tag, self._dtype = tag, dtype
         self._sums = {layer.name: KeySums(layer.d_in) for layer in layers}
-        self._noted: list[tuple[str, Tensor, Array]] = []  # layer, keys, the tag's value for each
 
-    def note(self, layer: str, passes: Iterable[Pass]) -> None:
-        for capture in (capture for one in passes for capture in one.captures):
-            tags = capture.tags.over(capture.leading, layer)
-            self._noted.append((layer, capture.keys.rows, tags[self._tag]))
-
-    def add_noted(self) -> None:
-        for layer, keys, tag in self._noted:
+    def add(self, several: Iterable[TaggedKeys]) -> None:
+        for layer, keys, tag in several:
             self._sums[layer].add(keys, tag)
-        self._noted.clear()
 
     def take(self) -> dict[str, Rows]:
         """All sums as the store takes them; then all begins anew."""
@@ -47,11 +57,8 @@ class KeySums:
 
     def __init__(self, d_in: int) -> None:
         self._d_in = d_in
-        self._clear()
-
-    def _clear(self) -> None:
         self._row: dict[Any, int] = {}  # of each value of the tag
-        self._sums = torch.zeros(0, self._d_in)
+        self._sums = torch.zeros(0, d_in)
         self._visits = np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -60,18 +67,18 @@ class KeySums:
     def add(self, keys: Tensor, tag: Array) -> None:
         """Keys (slots, d_in) and the tag's value for each."""
         rows = np.array([self._row.setdefault(value, len(self._row)) for value in tag.tolist()], dtype=np.int64)
-        self._make_room(keys.dtype)
+        self._grow(keys.dtype)
         self._sums.index_add_(0, torch.from_numpy(rows), keys.to(self._sums.dtype))
         np.add.at(self._visits, rows, 1)
 
-    def _make_room(self, dtype: torch.dtype) -> None:
+    def _grow(self, dtype: torch.dtype) -> None:
         missing = len(self._row) - len(self._sums)
         if missing > 0:
             # By halves, so that growing copies every row a few times only.
-            room = max(missing, len(self._sums) // 2)
+            more = max(missing, len(self._sums) // 2)
             wide = torch.float64 if dtype == torch.float64 else torch.float32
-            self._sums = torch.cat([self._sums.to(wide), torch.zeros(room, self._d_in, dtype=wide)])
-            self._visits = np.concatenate([self._visits, np.zeros(room, dtype=np.int64)])
+            self._sums = torch.cat([self._sums.to(wide), torch.zeros(more, self._d_in, dtype=wide)])
+            self._visits = np.concatenate([self._visits, np.zeros(more, dtype=np.int64)])
 
     def take(self, tag: str, dtype: str) -> Rows:
         """The sums as rows, in order of the tag; then all begins anew."""
@@ -80,7 +87,7 @@ class KeySums:
         sums = self._sums[torch.from_numpy(order)]
         keys, exponent = pack(sums, torch.empty(sums.shape, dtype=TORCH[dtype]))
         visits = self._visits[order]
-        self._clear()
+        self._row, self._sums, self._visits = {}, torch.zeros(0, self._d_in), np.zeros(0, dtype=np.int64)
         return Rows(
             keys=keys.numpy(), key_exponent=exponent, values=None, value_exponent=None, factors=np.zeros(0),
             tags={tag: values[order]}, may_repeat=False, visits=visits,

@@ -20,9 +20,23 @@ class Tags:
     """What the user says of the rows of the coming forward passes."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self._columns = {name: _as_column(name, value) for name, value in given.items()}
-        self.kinds = {name: _KINDS[column.dtype.kind] for name, column in self._columns.items()}
+        self.kinds: dict[str, str] = {}
+        self._columns: dict[str, Array] = {}
         self._over: dict[tuple[int, ...], dict[str, Array]] = {}
+        for name, value in given.items():
+            if name in RESERVED:
+                raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
+            if not name.isprintable():
+                raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
+            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+            kind = _KINDS.get(array.dtype.kind)
+            if kind is None:
+                raise RecordingError(
+                    f"tag {name!r} must hold numbers or strings, not {array.dtype}: got {type(value).__name__}"
+                )
+            self.kinds[name] = kind
+            # A copy: the user's buffer may be filled with the next batch before the slots are written.
+            self._columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
 
     def only(self, name: str, step: int) -> dict[str, str]:
         """The kind of the one tag that slots are merged by."""
@@ -44,22 +58,6 @@ class Tags:
             columns = {name: _spread(name, column, leading, layer) for name, column in self._columns.items()}
             self._over[leading] = columns
         return self._over[leading]
-
-
-def _as_column(name: str, value: Any) -> Array:
-    """A scalar, string, list, array or tensor as an array of one of four kinds."""
-    if name in RESERVED:
-        raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
-    if not name.isprintable():
-        raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
-    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-    kind = _KINDS.get(array.dtype.kind)
-    if kind is None:
-        raise RecordingError(
-            f"tag {name!r} must hold numbers or strings, not {array.dtype}: got {type(value).__name__}"
-        )
-    # A copy: the user's buffer may be filled with the next batch before the slots are written.
-    return np.array(array, dtype=_STORED.get(kind, array.dtype))
 
 
 def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> Array:

@@ -35,6 +35,7 @@ class Followed:
         decay = 0.0 if line.get("decoupled_weight_decay") else line["weight_decay"]
         self._moments = dict(self._rule.advance(line, signed + decay * before, self._moments))
         self.steps.append(self._rule.step(line, self._moments))
+        assert (self._rule.sign(line), self._rule.decay(line)) == (self.steps[-1].sign, self.steps[-1].decay)
         self.gradients.append(gradient)
 
     def _line(self) -> Line:

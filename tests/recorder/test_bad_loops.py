@@ -295,7 +295,7 @@ def test_a_directory_that_cannot_be_written_to() -> None:
 def test_a_disk_that_fills_up_is_an_error_in_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer = sgd(model)
-    monkeypatch.setattr("dualform.recorder.recorder.chapter_bytes", lambda state: 2_000)
+    monkeypatch.setattr("dualform.recorder.session.chapter_bytes", lambda state: 2_000)
     sealed = 0
 
     def full(handle: int) -> None:

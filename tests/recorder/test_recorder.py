@@ -139,10 +139,12 @@ def test_two_optimisers_that_take_turns(tmp_path: Path) -> None:
 def test_memory_of_slots_that_wait_for_their_optimiser_is_not_used_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dualform.recorder.recorder.chapter_bytes", lambda state: 1)  # every step seals
+    monkeypatch.setattr("dualform.recorder.session.chapter_bytes", lambda state: 1)  # every step seals
     model = network(nn.ReLU())
     body, head = sgd(model[0]), sgd(model[2])
     with record(model, [body, head], tmp_path / "run") as recorder:
+        session = recorder._session
+        assert session is not None
         for _ in range(5):
             inputs, targets = batch()
             body.zero_grad()
@@ -150,11 +152,11 @@ def test_memory_of_slots_that_wait_for_their_optimiser_is_not_used_again(
             F.cross_entropy(model(inputs), targets).backward()
             body.step()
             recorder.sync()
-            assert not recorder._arena._free  # the head's slots still lie in the body's chapter's memory
+            assert not session._arena._free  # the head's slots still lie in the body's chapter's memory
             head.step()
         step(model[:1], body)
         recorder.sync()
-        assert recorder._arena._free
+        assert session._arena._free
     assert_exact(tmp_path / "run", model, 11)
 
 
@@ -162,7 +164,7 @@ def test_a_chapter_is_sealed_when_it_is_old_and_worth_a_snapshot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    for module in ("store.writer", "recorder.taken"):
+    for module in ("store.writer", "recorder.evidence"):
         monkeypatch.setattr(f"dualform.{module}.monotonic", lambda: clock[0])
     model = network(nn.ReLU())  # parameters and momenta: 39 * 2 * 8 bytes; a step of 6 slots: 6 * 16 * 8
     optimizer = sgd(model)

@@ -1,6 +1,8 @@
 """Steps that wait to be audited: told of late, but rightly, and none of them lost."""
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,11 +11,11 @@ from torch import nn
 
 import dualform
 from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, UnexplainedGradient
-from dualform.recorder import taken
+from dualform.recorder import evidence
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 from tests.recorder.test_bad_loops import clip_by_value
 
-GOOD = taken._AT_ONCE + 3  # steps: the next one waits for others
+GOOD = evidence._AT_ONCE + 3  # steps: the next one waits for others
 
 
 def trained(path: Path, then: Callable[[nn.Module, torch.optim.Optimizer, dualform.Recorder], None]) -> None:
@@ -27,7 +29,7 @@ def trained(path: Path, then: Callable[[nn.Module, torch.optim.Optimizer, dualfo
 
 def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
     clip_by_value(model, optimizer)
-    for _ in range(taken._STEPS):
+    for _ in range(evidence._STEPS):
         step(model, optimizer)
 
 
@@ -63,6 +65,41 @@ def test_recording_stays_stopped_where_the_bad_step_was(tmp_path: Path) -> None:
     assert dualform.load(tmp_path / "run").steps == GOOD
 
 
+@contextmanager
+def watched(recorder: dualform.Recorder) -> Iterator[list[int]]:
+    """Look at the number of steps whenever any function is called."""
+    seen: list[int] = []
+    sys.setprofile(lambda *_: seen.append(recorder.steps))
+    try:
+        yield seen
+    finally:
+        sys.setprofile(None)
+
+
+def test_the_number_of_steps_never_falls_while_steps_wait_and_are_audited(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        with watched(recorder) as seen:
+            for _ in range(GOOD + evidence._STEPS):
+                step(model, optimizer)
+            recorder.sync()
+        assert seen == sorted(seen)
+        assert sorted(set(seen)) == list(range(GOOD + evidence._STEPS + 1))
+
+
+def test_after_a_bad_step_the_number_of_steps_is_that_of_those_kept(tmp_path: Path) -> None:
+    def watch(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
+        with watched(recorder) as seen, pytest.raises(UnexplainedGradient):
+            sync(model, optimizer, recorder)
+        most = seen.index(GOOD + 2)
+        assert seen[:most] == sorted(seen[:most])
+        assert set(seen[most:]) == {GOOD + 2, GOOD}
+        assert recorder.steps == GOOD
+
+    trained(tmp_path / "run", watch)
+
+
 def test_an_error_of_the_loop_comes_first_and_has_a_note_of_the_bad_step(tmp_path: Path) -> None:
     def fail(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
         clip_by_value(model, optimizer)
@@ -81,12 +118,12 @@ def test_an_interrupt_while_the_last_steps_are_audited_ends_the_run(
         raise KeyboardInterrupt
 
     def leave(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
-        monkeypatch.setattr("dualform.recorder.recorder.explain", interrupt)
+        monkeypatch.setattr("dualform.recorder.session.audit", interrupt)
 
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "run", leave)
     memory = dualform.load(tmp_path / "run")
-    assert memory.steps == taken._AT_ONCE
+    assert memory.steps == evidence._AT_ONCE
     assert memory.summary()["ended"] == "KeyboardInterrupt"
     monkeypatch.undo()
     model = network(nn.ReLU())
@@ -168,14 +205,14 @@ def test_slow_and_large_steps_do_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: bool, large: bool, keys_only: bool
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(taken, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(evidence, "monotonic", lambda: clock[0])
     if large:
-        monkeypatch.setattr(taken, "_BYTES", 1)
+        monkeypatch.setattr(evidence, "_BYTES", 1)
     model = network(nn.ReLU())
     optimizer = sgd(model)
     with record(model, optimizer, tmp_path / "run", values=not keys_only):
         for _ in range(GOOD):
             step(model, optimizer)
-        clock[0] += taken._SECONDS if slow else 0.0
+        clock[0] += evidence._SECONDS if slow else 0.0
         with pytest.raises(UnexplainedGradient, match=f"step {GOOD}"):
             clip_by_value(model, optimizer)

@@ -199,7 +199,7 @@ def small_chapters() -> Iterator[None]:
     """Chapters of two steps; and one thread, for more of them wait for one another longer than they work."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dualform.recorder.recorder.chapter_bytes", lambda state: TWO_STEPS)
+        patch.setattr("dualform.recorder.session.chapter_bytes", lambda state: TWO_STEPS)
         torch.set_num_threads(1)
         yield
         torch.set_num_threads(threads)

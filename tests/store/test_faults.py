@@ -294,7 +294,7 @@ INTERRUPTS = {
     "sync waits": (Future, "result", 1, "before", 1),
     "sync has waited": (Future, "result", 1, "after", 1),
     "a full chapter is put together": (RunWriter, "put", 2, "before", 3),
-    "the state after a full chapter was taken": ("dualform.recorder.recorder", "snapshot", 3, "after", 3),
+    "the state after a full chapter was taken": ("dualform.recorder.plan", "snapshot", 3, "after", 3),
     "a full chapter waits for the one before": (RunWriter, "wait", 3, "before", 3),
     "a full chapter is about to be handed over": (ThreadPoolExecutor, "submit", 2, "before", 3),
     "a full chapter was just handed over": (ThreadPoolExecutor, "submit", 2, "after", 3),

@@ -1,0 +1,216 @@
+"""What went through each recorded layer: keys with their errors, call by call, backward pass by backward pass.
+
+A forward pass that is never followed back leaves nothing behind. Both are packed for storage at once, while
+they are in the processor's cache and before a batch buffer is filled anew; the tensors themselves are let go.
+
+Packed rows go to memory that is used over and over. Fresh memory is slow: the system hands it out page by page, zeroed.
+A run needs a megabyte a step, keeps it for a chapter, and then needs it no more; so the blocks of a written chapter
+serve the next but one.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from itertools import count
+from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from dualform.kinds import OnErrors, OnKeys
+from dualform.recorder.layers import RecordedLayer
+from dualform.recorder.tags import Tags
+from dualform.store import Storage
+from dualform.store.codec.float16 import TORCH, pack, unpack
+
+_BLOCK_BYTES = 8 << 20
+_PIECES = 16
+
+
+# Named tuples, because dozens of them are made in every step, and frozen dataclasses are slow to make.
+
+
+class Packed(NamedTuple):
+    """Rows in the stored precision, with the exponent of each for float16."""
+
+    rows: Tensor
+    exponent: NDArray[np.int16] | None
+
+    def unpacked(self) -> Tensor:
+        if not self.rows.is_floating_point():
+            return self.rows  # keys that are indices
+        dtype = torch.float64 if self.rows.dtype == torch.float64 else torch.float32
+        return unpack(self.rows, self.exponent, dtype)
+
+
+class Capture(NamedTuple):
+    """One call of a layer that was followed back."""
+
+    order: int  # of the forward call
+    backward: int  # number of the backward pass
+    keys: Packed
+    values: Packed
+    product: Tensor  # (X r)^T E, before packing
+    precision: torch.dtype  # of the gradient
+    tags: Tags  # whether they fit matters only if the pass was in a gradient
+    leading: tuple[int, ...]  # dimensions of the keys before the last: what tags are spread over
+    may_repeat: bool  # the key does not depend on anything trained: it may be seen again
+
+
+class Pass(NamedTuple):
+    """All calls of a layer in one backward pass, in the order they were made."""
+
+    captures: Sequence[Capture]
+
+    @property
+    def product(self) -> Tensor:
+        first, *others = (capture.product for capture in self.captures)
+        return sum(others, start=first)
+
+
+class Captures:
+    """Collects captures while its hooks are on; `take` hands a layer's passes over."""
+
+    def __init__(
+        self, layers: Sequence[RecordedLayer], storage: Storage, arena: "Arena", tags: Callable[[], Tags]
+    ) -> None:
+        self._storage, self._arena, self._tags = storage, arena, tags
+        self._order = count()
+        self._waiting: dict[str, list[Capture]] = defaultdict(list)
+        self._open = True
+        self._handles: list[RemovableHandle] = [
+            layer.kind.watch(layer.module, layer.description, self._on_keys(layer), lasting=True) for layer in layers
+        ]
+
+    def take(self, layer: str) -> dict[int, Pass]:
+        """The backward passes through a layer since the last call, by number, in order."""
+        captures = self._waiting.pop(layer, [])
+        if len(captures) == 1:  # as nearly always
+            return {captures[0].backward: Pass(captures)}
+        passes: dict[int, list[Capture]] = defaultdict(list)
+        for capture in sorted(captures, key=attrgetter("backward", "order")):
+            passes[capture.backward].append(capture)
+        return {number: Pass(of_pass) for number, of_pass in passes.items()}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are passes that no step has taken yet."""
+        return any(self._waiting.values())
+
+    def close(self) -> None:
+        self._open = False
+        self._waiting.clear()
+        for handle in self._handles:
+            handle.remove()
+
+    def _on_keys(self, layer: RecordedLayer) -> OnKeys:
+        kind, module, name, probe = layer.kind, layer.module, layer.name, layer.probe
+        pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
+
+        def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
+            if not (self._open and followed):
+                return None
+            tags, order = self._tags(), next(self._order)
+
+            def on_errors(gradient: Tensor) -> None:
+                if not self._open:
+                    return
+                keys = kind.rows(given, precision)
+                values = kind.errors(module, keys, gradient)
+                capture = Capture(
+                    order=order,
+                    backward=torch._C._current_graph_task_id(),
+                    product=probe.of_rows(keys, values),
+                    keys=pack_keys(keys),
+                    values=pack_values(values),
+                    precision=gradient.dtype,
+                    tags=tags,
+                    leading=kind.leading(given),
+                    may_repeat=kind.may_repeat and not given.requires_grad,
+                )
+                self._waiting[name].append(capture)
+
+            return on_errors
+
+        return on_keys
+
+    def _packer(self, layer: RecordedLayer, values: bool) -> Callable[[Tensor], Packed]:
+        """What packs the keys or the values of a layer."""
+        if self._storage.merge or (values and not self._storage.values):
+            return lambda rows: Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
+        dtype, described = TORCH[self._storage.dtype], layer.description
+        if values:
+            buffer = self._arena.buffer(described.d_out, dtype)
+        else:
+            buffer = self._arena.buffer(described.keys.width, layer.kind.key_dtype(dtype))
+        return lambda rows: Packed(*pack(rows, buffer.empty(len(rows)), alike=not values))
+
+
+class Arena:
+    """Memory for packed rows: `buffer` makes a column, `hand_over` starts afresh and says how to give blocks back.
+
+    Each column of the store (a layer's keys, say) has blocks of its own, in which the rows of one step follow those of
+    the step before: the writer then has few large pieces to go through, not one for each step.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[Tensor] = deque()  # filled by the writer's thread, emptied by the training's
+        self._used: list[Tensor] = []
+        self._buffers: list[RowBuffer] = []
+
+    def buffer(self, width: int, dtype: torch.dtype) -> "RowBuffer":
+        """Make a buffer for rows of so many numbers."""
+        buffer = RowBuffer(self._block, width, dtype)
+        self._buffers.append(buffer)
+        return buffer
+
+    def _block(self, size: int) -> Tensor:
+        reused = size <= _BLOCK_BYTES and self._free
+        block = self._free.popleft() if reused else torch.empty(max(size, _BLOCK_BYTES), dtype=torch.uint8)
+        self._used.append(block)
+        return block
+
+    def hand_over(self) -> Callable[[], None]:
+        """Leave what was carved so far to the writer, who calls the result when it is on the disk."""
+        blocks = [block for block in self._used if len(block) == _BLOCK_BYTES]  # outsize ones are not kept
+        self._used = []
+        for buffer in self._buffers:
+            buffer.leave()
+        return lambda: self._free.extend(blocks)
+
+
+class RowBuffer:
+    """Carves the rows of one column out of blocks.
+
+    Several pieces are cut at once, of as many rows as are asked for, since batches mostly are of one size: to cut them
+    one by one, in the midst of a training, takes several times as long.
+    """
+
+    def __init__(self, block: Callable[[int], Tensor], width: int, dtype: torch.dtype) -> None:
+        self._new_block, self._width, self._dtype = block, width, dtype
+        self._row_bytes = width * dtype.itemsize
+        self._block = torch.empty(0, width, dtype=dtype)
+        self._start = 0  # rows of it that are in use
+        self._pieces: list[Tensor] = []  # behind them, the first one last
+
+    def leave(self) -> None:
+        """Carve no more out of the block that is in use."""
+        self._block, self._start, self._pieces = torch.empty(0, self._width, dtype=self._dtype), 0, []
+
+    def empty(self, rows: int) -> Tensor:
+        """Uninitialised rows on the CPU, right behind the last ones if there is space."""
+        if not self._pieces or len(self._pieces[-1]) != rows:
+            self._cut(rows)
+        self._start += rows
+        return self._pieces.pop()
+
+    def _cut(self, rows: int) -> None:
+        if self._start + rows > len(self._block):
+            whole = self._new_block(rows * self._row_bytes)
+            end = len(whole) // self._row_bytes
+            self._block, self._start = whole[: end * self._row_bytes].view(self._dtype).view(-1, self._width), 0
+        pieces = min((len(self._block) - self._start) // rows, _PIECES)
+        self._pieces = [*self._block.narrow(0, self._start, pieces * rows).split(rows)][::-1]

@@ -1,0 +1,166 @@
+"""What is known of a step before it is audited: ledger lines, gradients as a probe sees them, and captured passes.
+
+    view = view_gradients(layer, step)                  # just before the optimiser reads the gradients
+    view = view_gradients(layer, step, view)            # after its step: the same, unless they have changed
+
+Gradients are looked at just before the optimiser reads them, so that they come from memory once for both. What changes
+them after that, a closure or somebody else's hook, makes other tensors of them or counts up their versions; then they
+are looked at again after the step. Fused optimisers may unscale them without counting, and are looked at afterwards
+only. A hook that comes after the recorder's own and changes them through `.data`, which nothing counts, shows in the
+certificate only.
+"""
+
+from collections.abc import Mapping, Sequence
+from operator import is_
+from time import monotonic
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dualform.errors import RecordingError
+from dualform.recorder.captures import Capture, Pass
+from dualform.recorder.layers import RecordedLayer
+from dualform.recorder.plan import RecordedOptimizer
+
+# What rounding may leave over, elementwise: SLACK eps |E|^T |X| |r|. The bound uses absolute values,
+# not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
+SLACK = 32.0
+# And, of the gradient's own size, where it was rounded to half precision as a whole.
+_LOW = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+
+Lines = Mapping[str, Sequence[float]]  # of the ledger, by parameter
+
+
+class GradientView(NamedTuple):
+    """What the probe saw of a layer's gradients, in memory of its own."""
+
+    products: Sequence[Tensor]  # (grad r)^T of each trained use, flat
+    stepped: Sequence[int]  # which trained uses have a gradient at all
+    eps: float  # of the gradients' precision, at least float32's
+
+
+class ViewedGradients(NamedTuple):
+    """A view, and which gradients it is of."""
+
+    view: GradientView
+    gradients: Sequence[Tensor | None]  # of each trained use
+    versions: Sequence[int]  # of those that are there
+
+
+class LayerEvidence(NamedTuple):
+    """A layer in one step: its gradients seen through the probe, and its passes by their number."""
+
+    layer: RecordedLayer
+    view: GradientView
+    passes: Mapping[int, Pass]
+
+    @property
+    def captures(self) -> list[Capture]:
+        """Of all passes."""
+        return [capture for of_pass in self.passes.values() for capture in of_pass.captures]
+
+    @property
+    def product(self) -> Tensor:
+        """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
+        first, *others = self.captures
+        return sum((capture.product for capture in others), start=first.product)
+
+    @property
+    def rounding(self) -> float:
+        """What rounding may leave over, of the gradient's own size."""
+        return SLACK * self.view.eps + self.low
+
+    @property
+    def low(self) -> float:
+        """What rounding the whole gradient to half precision, as autocast does, may leave over."""
+        return max([_LOW.get(capture.precision, 0.0) for capture in self.captures], default=0.0)
+
+
+class StepEvidence(NamedTuple):
+    """A step that was taken."""
+
+    lines: Lines  # of the optimiser's parameters: whether each was stepped, then the optimiser's columns
+    layers: Sequence[LayerEvidence]  # those that have gradients
+
+
+def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:
+    """Return the parameters of a layer's trained uses, as they are now."""
+    own = layer.module._parameters  # past nn.Module's search by name, which is slow for what every step asks
+    found = [parameter for name in layer.own_names if (parameter := own.get(name)) is not None]
+    if len(found) < len(layer.own_names):
+        raise RecordingError(f"a parameter of layer {layer.name!r} was taken away while recording")
+    return found
+
+
+def read_lines(stepped: RecordedOptimizer) -> dict[str, tuple[float, ...]]:
+    """Read the hyper-parameters of each recorded parameter off its optimiser; none if there is no rule to read them."""
+    groups = {id(p): group for group in stepped.optimizer.param_groups for p in group["params"]}
+    read, state = stepped.rule and stepped.rule.read, stepped.optimizer.state
+    lines: dict[str, tuple[float, ...]] = {}
+    for layer in stepped.layers:
+        for use, parameter in zip(layer.description.trained, trained_parameters(layer), strict=True):
+            name, group = use.parameter.name, groups.get(id(parameter))
+            if group is None:
+                raise RecordingError(f"parameter {name!r} was taken out of its optimiser while recording")
+            # .get: the state is a defaultdict, and looking must not make an entry
+            lines[name] = read(group, state.get(parameter, {})) if read else ()
+    return lines
+
+
+def view_gradients(layer: RecordedLayer, step: int, before: ViewedGradients | None = None) -> ViewedGradients:
+    """Look at the gradients of a layer through its probe, unless they still are what was seen before."""
+    parameters = trained_parameters(layer)
+    gradients = [parameter.grad for parameter in parameters]
+    versions = [gradient._version for gradient in gradients if gradient is not None]
+    if before is not None and versions == before.versions and all(map(is_, gradients, before.gradients)):
+        return before
+    stepped = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    if not stepped:
+        return ViewedGradients(GradientView([], stepped, 0.0), gradients, versions)
+    known = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    for use, gradient in zip(layer.description.trained, known, strict=True):
+        if gradient.layout != torch.strided:
+            name = use.parameter.name
+            raise RecordingError(f"step {step}: the gradient of {name!r} is sparse, which is not supported")
+    with torch.no_grad():
+        products = layer.probe.of_gradients(known)
+    view = GradientView(products, stepped, _EPS.get(known[0].dtype, _EPS[torch.float32]))
+    return ViewedGradients(view, gradients, versions)
+
+
+_AT_ONCE = 16  # steps at the beginning
+_STEPS = 16
+_SECONDS = 5.0
+_BYTES = 32 << 20  # of rows
+
+
+class PendingSteps:
+    """Steps that wait to be audited and handed to the writer.
+
+    What is wrong with a training loop is mostly so from its first step on, and is told in that step. Later steps wait
+    for one another: between the products of a training every little bit of work is several times as slow as in a loop
+    of its own. None waits long, though, and none where its rows would have to be kept for the audit alone.
+    """
+
+    def __init__(self, wait: bool) -> None:
+        self._wait = wait
+        self._steps: list[StepEvidence] = []
+        self._taken = 0  # so far
+        self._nbytes = 0
+        self._since = monotonic()
+
+    def add(self, step: StepEvidence) -> bool:
+        """Add a step and return whether it is time to take all of them."""
+        self._steps.append(step)
+        captures = (c for layer in step.layers for one in layer.passes.values() for c in one.captures)
+        self._nbytes += sum(capture.keys.rows.nbytes + capture.values.rows.nbytes for capture in captures)
+        waiting = len(self._steps)
+        soon = not self._wait or self._taken + waiting <= _AT_ONCE or waiting >= _STEPS or self._nbytes >= _BYTES
+        return soon or monotonic() - self._since >= _SECONDS
+
+    def take(self) -> list[StepEvidence]:
+        steps, self._steps = self._steps, []
+        self._taken, self._nbytes, self._since = self._taken + len(steps), 0, monotonic()
+        return steps

@@ -1,0 +1,78 @@
+"""An audited step as the store takes it: its ledger lines, its residuals, and the rows of the passes that were used."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dualform.recorder.audit import AuditedStep
+from dualform.recorder.captures import Capture, Packed
+from dualform.recorder.plan import Plan
+from dualform.recorder.tags import check_same, joined
+from dualform.store import Rows, StepRecord, Storage
+
+
+class UsedPass(NamedTuple):
+    """A backward pass through a layer that was in the step's gradient."""
+
+    layer: str
+    captures: Sequence[Capture]
+    factors: NDArray[np.float64]  # (trained uses,)
+
+
+def used_passes(step: AuditedStep) -> list[UsedPass]:
+    """Return the passes that were in a gradient; the others were zeroed before the step: all factors are 0."""
+    return [
+        UsedPass(evidence.layer.name, of_pass.captures, factors)
+        for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True)
+        for of_pass, factors in zip(evidence.passes.values(), explanation.factors, strict=True)
+        if factors.any()
+    ]
+
+
+def check_tags(
+    passes: Iterable[UsedPass], expected: Mapping[str, str] | None, merge: str | None, step: int
+) -> Mapping[str, str] | None:
+    """Raise unless all passes have the expected tags; returns what to expect next, which the first pass says."""
+    for capture in (capture for used in passes for capture in used.captures):
+        kinds = capture.tags.kinds
+        if merge:  # nothing else is the same for all that is summed up
+            kinds = capture.tags.only(merge, step)
+        if expected is None:
+            expected = kinds
+        check_same(kinds, expected, step)
+    return expected
+
+
+def as_record(plan: Plan, step: AuditedStep, passes: Iterable[UsedPass]) -> StepRecord:
+    """Put a step together: lines and residuals of all layers, and the rows of some passes."""
+    residual = dict.fromkeys((layer.name for layer in plan.layers), float("nan"))  # of layers that are not stepped
+    for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True):
+        residual[evidence.layer.name] = explanation.residual
+    rows: dict[str, list[Rows]] = {}
+    for used in passes:
+        rows.setdefault(used.layer, []).append(_as_rows(used, plan.storage))
+    return StepRecord({**plan.idle_lines, **step.evidence.lines}, residual, rows)
+
+
+def _as_rows(used: UsedPass, storage: Storage) -> Rows:
+    keys, key_exponent = _arrays([capture.keys for capture in used.captures])
+    values, value_exponent = _arrays([c.values for c in used.captures]) if storage.values else (None, None)
+    return Rows(
+        keys=keys,
+        key_exponent=key_exponent,
+        values=values,
+        value_exponent=value_exponent,
+        factors=used.factors,
+        tags=joined([capture.tags.over(capture.leading, used.layer) for capture in used.captures]),
+        may_repeat=all(capture.may_repeat for capture in used.captures),
+    )
+
+
+def _arrays(packed: Sequence[Packed]) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    if len(packed) == 1:
+        return packed[0].rows.numpy(), packed[0].exponent
+    exponents = [p.exponent for p in packed if p.exponent is not None]
+    return torch.cat([p.rows for p in packed]).numpy(), np.concatenate(exponents) if exponents else None
