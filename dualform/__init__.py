@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dualform import algebra as algebra
     from dualform import duality as duality
+    from dualform import kinds as kinds
     from dualform import nn as nn
     from dualform import text as text
     from dualform.attention.questions import Output as Output
@@ -42,7 +44,7 @@ _HOME = {
     "record": "dualform.recorder",
     "unfuse": "dualform.nn",
 }
-_MODULES = ("duality", "nn", "text")
+_MODULES = ("algebra", "duality", "kinds", "nn", "text")
 
 __version__ = "0.1.0"
 __all__ = ["__version__", *_MODULES, *_HOME]
