@@ -1,8 +1,10 @@
 """What is asked about: some queries to a layer, and the way a question takes to its answer.
 
-plan = AttentionPlan(batch, [Top(10, per="id"), Total(by="label")])
-plan.explain()                  # whether a scan, an index or summed keys will answer each
-plan.answers()                  # one reading of the slots for all that need one
+    plan = AttentionPlan(batch, [Top(10, per="id"), Total(by="label")])
+    plan.explain()                  # whether a scan, an index or summed keys will answer each
+    plan.answers()                  # one reading of the slots for all that need one
+
+A route is decided when a plan is made, and nobody derives it again; should an index pay, it is made then.
 """
 
 from collections.abc import Callable, Sequence

@@ -18,8 +18,7 @@ from torch import Tensor
 from dualform.algebra import Adjoint, Step
 from dualform.dual.certificate import LayerCertificate
 from dualform.dual.distance import Stretch, distance, rounding_of_slots, rounding_of_weights
-from dualform.dual.long_sum import LongSum
-from dualform.dual.replay import Move, Replay
+from dualform.dual.replay import LongSum, Move, Replay
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Plan, carry_out
 from dualform.kinds import kind_of

@@ -19,9 +19,8 @@ from dualform.dual.certify_elementwise import certify
 from dualform.dual.coefficients import Array
 from dualform.dual.group_weights import GroupWeight, gradients_by_group
 from dualform.dual.linear import Strengths
-from dualform.dual.long_sum import LongSum
 from dualform.dual.rebuilt import Rebuilt, sharing
-from dualform.dual.replay import Move, Replay
+from dualform.dual.replay import LongSum, Move, Replay
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError

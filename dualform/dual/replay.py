@@ -220,3 +220,25 @@ class _Chapter:
             return total if factors[0] == 1.0 else total * factors[0]
         weighted = (f * product for f, product in zip(factors, products, strict=True))
         return sum(weighted, start=next(weighted))
+
+
+class LongSum:
+    """A sum of many matrices, in float64 from one stretch of them to the next: to widen each takes long."""
+
+    _STRETCH = 64
+
+    def __init__(self) -> None:
+        self._long: Tensor | float = 0.0
+        self._short: Tensor | None = None
+        self._count = 0
+
+    def add(self, matrix: Tensor) -> None:
+        """Take a matrix, which is from now on the sum's own."""
+        self._short = matrix if self._short is None else self._short.add_(matrix)
+        self._count += 1
+        if self._count == self._STRETCH:
+            self._long, self._short, self._count = self.total, None, 0
+
+    @property
+    def total(self) -> Tensor | float:
+        return self._long if self._short is None else self._long + self._short.double()

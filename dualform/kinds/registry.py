@@ -1,7 +1,9 @@
 """The kinds there are, by the names that manifests give them.
 
-kind_of(layer).keys(layer, rows)
-register(MyKind())                  # before recording, and before reading what was recorded
+    kind_of(layer).keys(layer, rows)
+    register(MyKind())                  # before recording, and before reading what was recorded
+
+Nobody outside of this room asks for a kind by its name.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,8 +1,10 @@
 """Objects in the memory of this process: for tests, and for runs that nobody wants to keep.
 
-backend = InMemory()
-with dualform.record(model, optimizer, backend): ...
-memory = dualform.load(backend)
+    backend = InMemory()
+    with dualform.record(model, optimizer, backend): ...
+    memory = dualform.load(backend)
+
+Nothing of it outlives the process.
 """
 
 import os
