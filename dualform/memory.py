@@ -101,6 +101,7 @@ class Memory:
 
     def slots(self, layer: str) -> int:
         """How many slots of a layer this memory, or view, holds."""
+        self._check_layer(layer)
         count: int = self._folded(layer, CountFold())
         return count
 
@@ -113,7 +114,6 @@ class Memory:
         return Table(self._folded(layer, SeenFold(self._sources.view.grouping(layer, by))))
 
     def _folded(self, layer: str, fold: Fold) -> Any:
-        self._check_layer(layer)
         return carry_out(Plan(self._sources.view.slots(layer), self._selection, (fold,)))[0]
 
     @property

@@ -80,8 +80,10 @@ class LinearDual:
             raise NotRecorded(f"the weight of layer {self._layer.name!r} has other uses, whose slots contribute too")
         slots = self._view.slots(self._layer.name)
         fold = ScoresFold(self._layer, len(slots), self._whole, queries, directions, valued)
-        plan = Plan(slots, self._view.selection, (fold,) if directions.any() else ())
-        return next(iter(carry_out(plan)), fold.finish())  # at a unit that is off, nothing contributes
+        if not directions.any():  # at a unit that is off, nothing contributes
+            return fold.finish()
+        scores: Tensor = carry_out(Plan(slots, self._view.selection, (fold,)))[0]
+        return scores
 
     def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
         run, of = self._view.run, self._whole
