@@ -20,7 +20,7 @@ from dualform.kinds import Keys, kind_of
 from dualform.slots.selection import Selection
 from dualform.slots.stored_keys import StoredKeys
 from dualform.store import Layer, Run, Shard, Use
-from dualform.store.codec.float16 import unpack
+from dualform.store.codec.float16 import TORCH, unpack
 from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]
@@ -59,6 +59,7 @@ class Slots:
 
     def __init__(self, run: Run, layer: Layer, dtype: torch.dtype | None = None) -> None:
         self.run, self.layer, self.dtype = run, layer, dtype or keys_dtype(run)
+        self._key_dtype = torch.int64 if layer.keys.index else self.dtype
         self._shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
         self._slot_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
         self._key_starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])
@@ -74,7 +75,8 @@ class Slots:
 
     @cached_property
     def keys(self) -> StoredKeys:
-        return StoredKeys(self.run, self.layer, self.dtype)
+        stored = torch.int32 if self.layer.keys.index else TORCH[self.run.manifest.storage.dtype]
+        return StoredKeys(self.layer, self._shards, self._key_starts, stored, self._key_dtype)
 
     @property
     def stored(self) -> int:
@@ -96,7 +98,7 @@ class Slots:
         values = self.layer.d_out if self.run.manifest.storage.values else 0
         size = max(1, _BLOCK_NUMBERS // (self.layer.keys.width + values))
         # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
-        buffer = torch.empty(size, self.layer.keys.width, dtype=torch.int64 if self.layer.keys.index else self.dtype)
+        buffer = torch.empty(size, self.layer.keys.width, dtype=self._key_dtype)
         for chapter in chapters:
             piece = self._piece(chapter)
             chosen = np.flatnonzero(self._chosen(chapter, selection) & (piece.steps >= since))

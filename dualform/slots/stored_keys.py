@@ -3,7 +3,7 @@
 Fresh memory costs more than filling it, so rows are unpacked a thousand at a time into one that is used again.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.store import Layer, Run
-from dualform.store.codec.float16 import TORCH, power_of_two, unpack
+from dualform.store import Layer, Shard
+from dualform.store.codec.float16 import power_of_two, unpack
 from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]
@@ -39,14 +39,13 @@ class KeyRows(Protocol):
 
 
 class StoredKeys:
-    """Rows of numbers in a precision of at least float32, or of indices."""
+    """Rows of numbers, or of indices, read as `dtype`; `starts` says which row each shard begins with."""
 
-    def __init__(self, run: Run, layer: Layer, dtype: torch.dtype) -> None:
-        self._layer, self.dtype = layer, torch.int64 if layer.keys.index else dtype
+    def __init__(
+        self, layer: Layer, shards: Sequence[Shard], starts: Array, stored: torch.dtype, dtype: torch.dtype
+    ) -> None:
+        self._layer, self._shards, self.starts, self._stored, self.dtype = layer, shards, starts, stored, dtype
         self._name = slot_tensor(layer.name, "keys")
-        self.shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
-        self._stored = torch.int32 if layer.keys.index else TORCH[run.manifest.storage.dtype]
-        self.starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self.shards)])  # of each shard
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -95,7 +94,7 @@ class StoredKeys:
 
     def _shard(self, number: int) -> tuple[Tensor, Array | None]:
         """The packed rows of a shard, and their exponents."""
-        shard = self.shards[number]
+        shard = self._shards[number]
         return torch.from_numpy(shard[self._name]), shard.exponents(self._layer.name, "key")
 
 

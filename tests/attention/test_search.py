@@ -16,7 +16,7 @@ from dualform.attention import index, search
 from dualform.attention import plan as planning
 from dualform.attention.search import Sketch
 from dualform.memory import Memory
-from dualform.slots import StoredKeys
+from dualform.slots import Slots, StoredKeys
 from dualform.slots.blocks import keys_dtype
 from dualform.store import Run
 
@@ -212,7 +212,7 @@ def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypa
     keys = torch.randn(50, 300)
     remember(tmp_path / "run", keys, torch.zeros(50).long(), "float32")
     run = Run(tmp_path / "run")
-    stored = StoredKeys(run, run.layers["0"], torch.float32)
+    stored = Slots(run, run.layers["0"]).keys
     sizes = []
     for most in (1 << 29, 4 * 50 * 20, 4 * 50 * 10):
         monkeypatch.setattr(search, "_SKETCH_BYTES", most)
