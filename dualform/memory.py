@@ -24,10 +24,9 @@ from dualform.attention.queries import as_queries, queries_of
 from dualform.attention.spotlight import LayerSpotlight, Spotlight
 from dualform.dual.certificate import Certificate, verify
 from dualform.dual.coefficients import Ledger
-from dualform.dual.group_weights import check_memory, groups_of
+from dualform.dual.group_weights import GroupWeights, check_memory, groups_of
 from dualform.dual.models import assembled
 from dualform.dual.rebuilt import named_parameters
-from dualform.dual.shares import Shares
 from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out
@@ -181,14 +180,14 @@ class Memory:
         rebuilt = self._sources.duals.of(layer).rebuild(self._run.shards[0])
         return named_parameters(described, {use: rebuilt[use].slots for use in described.trained})
 
-    def shares(
+    def group_weights(
         self,
         by: By = ("task", "label"),
         progress: Callable[[str], None] = lambda layer: None,
         *,
         most_bytes: int = 2 << 30,
-    ) -> Shares:
-        """What each group of slots has added to all parameters: `memory.shares(by="label").model(model, without=[9])`.
+    ) -> GroupWeights:
+        """Sum up what each group of slots has added: `memory.group_weights(by="label").model(model, without=[9])`.
 
         Reads all slots once; from then on, to mute any set of groups is to subtract their matrices. It takes room
         for a copy of the recorded parameters for each group: if that is more than `most_bytes`, it raises at once.
@@ -202,7 +201,7 @@ class Memory:
             progress(name)
             weights[name] = dual.group_weights(grouping)
         assemble = partial(assembled, self._run, self._snapshot)
-        return Shares(Table(grouping.columns), weights, assemble, summed_up=self._is_summed_up())
+        return GroupWeights(Table(grouping.columns), weights, assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
         """A copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import MissingExtra, UnknownName
-from dualform.store.document import printable
+from dualform.strict_json import printable
 
 _SHOWN = 20
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as Grid
 from rich.text import Text
 
-from dualform.store.document import printable
+from dualform.strict_json import printable
 from dualform.table import Table
 
 if TYPE_CHECKING:

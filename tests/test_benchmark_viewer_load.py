@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 import dualform
 from benchmarks.viewer_load import Asker, Found, report, summary
-from dualform.companions.inputs import save_inputs
 from dualform.experiments.demo import ABOUT, network
+from dualform.inputs import save_inputs
 from tests.cli.conftest import record
 
 RUN: dict[str, Any] = {

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import dualform
 
 PACKAGE = Path(dualform.__file__).parent
@@ -20,6 +22,7 @@ def room_of(module: str) -> str:
 
 
 def imports(path: Path) -> set[str]:
+    """The rooms a file imports from; a string that names a module counts."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dualform"):
@@ -27,6 +30,8 @@ def imports(path: Path) -> set[str]:
             found |= {room_of(name) for name in names}
         elif isinstance(node, ast.Import):
             found |= {room_of(alias.name) for alias in node.names if alias.name.startswith("dualform.")}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= {room for room in re.findall(r"\bdualform\.(\w+)", node.value) if room in LEVEL}
     return found
 
 
@@ -46,23 +51,46 @@ def test_imports_point_downwards() -> None:
     assert not wrong
 
 
+# Rooms that need none of the rooms that a run is recorded, stored and asked in.
+@pytest.mark.parametrize(
+    "room",
+    [
+        pytest.param("viewer", marks=pytest.mark.xfail(strict=True)),
+        pytest.param("experiments", marks=pytest.mark.xfail(strict=True)),
+    ],
+)
+def test_only_the_public_interface_is_used(room: str) -> None:
+    public = {*dualform.__all__, "datasets", "companions", "terminal", "strict_json", "atomic_file"}
+    wrong = []
+    for path in (PACKAGE / room).rglob("*.py"):
+        wrong += [f"{path.relative_to(PACKAGE)} imports {one}" for one in imports(path) - {room} - public]
+    assert not wrong
+
+
 def test_the_public_names() -> None:
     assert sorted(dualform.__all__) == [
         "Certificate",
         "DualformError",
+        "GroupWeights",
+        "LayerSpotlight",
         "Memory",
         "Output",
+        "Question",
         "Recorder",
         "Spotlight",
+        "Table",
         "Timeline",
         "Top",
         "Total",
         "__version__",
         "algebra",
         "duality",
+        "errors",
+        "inputs",
         "kinds",
         "load",
         "nn",
+        "plots",
         "record",
         "text",
         "unfuse",

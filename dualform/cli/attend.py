@@ -9,7 +9,7 @@ import typer
 from dualform.cli.app import AsJson, Run, app
 from dualform.cli.output import print_json
 from dualform.cli.prompts import answer_prompts
-from dualform.companions.own import importable, in_precision_of, make, make_own, output_for, own_inputs
+from dualform.companions import importable, in_precision_of, make, make_own, output_for, own_inputs
 from dualform.errors import QueryError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def attend(
     """
     import dualform
     from dualform import terminal
-    from dualform.companions.inputs import read_inputs
+    from dualform.inputs import read_inputs
 
     _check_contribution(contribution, target, prompt)
     memory = dualform.load(run)

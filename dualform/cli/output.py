@@ -3,7 +3,7 @@
 import json
 from typing import TYPE_CHECKING, Any
 
-from dualform.jsonable import finite
+from dualform.strict_json import finite
 
 if TYPE_CHECKING:
     from rich.console import Console

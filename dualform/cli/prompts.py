@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dualform.cli.output import print_json
-from dualform.companions.own import own_file
+from dualform.companions import own_file
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,9 @@
-"""What each group of slots has added to a layer's parameters, all groups in one reading.
+"""Sum up what each group of slots has added to the parameters: to mute groups is then to subtract small matrices.
+
+    weights = memory.group_weights(by="label")   # one reading of all slots
+    weights.groups                               # a table: which group is which label
+    weights.model(model, without=[9])            # memory.without(label=9).model(model), without reading anything
+    weights.added("layers.2", groups=[3, 5])     # what the slots of two groups have added to a layer
 
     W_g = sum over the slots t of group g of c_t e_t x_t^T        W = initial part + sum_g W_g
 
@@ -7,7 +12,7 @@ group and key, in which visits to the same key become one row, before keys are r
 Under an optimiser that divides elementwise a step is a stretch of its own, for all of it shares one coefficient R_t.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -15,16 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from dualform.dual.coefficients import ParameterCoefficients
-from dualform.errors import QueryError, listing
+from dualform.errors import QueryError, UnknownName, listing
 from dualform.kinds import kind_of
 from dualform.slots import Block, By, ByTags, Slots
 from dualform.store import Parameter, Run, Use
 from dualform.store.schema import state_tensor
+from dualform.table import Table
 
 Array = NDArray[Any]
+Assemble = Callable[[nn.Module, Mapping[str, Tensor]], nn.Module]
 
 _COLLECTED_ROWS = 1 << 16  # rows of values that are collected before keys are read
 _COLLECTED_BYTES = 1 << 28  # and what these may take
@@ -54,6 +61,73 @@ class GroupWeight:
     @property
     def nbytes(self) -> int:
         return self.whole.nbytes + self.groups.nbytes
+
+
+class GroupWeights:
+    """What each group has added to every recorded layer. Made by `memory.group_weights`.
+
+    Slots are a view's own, groups those of the whole run: one that has no slot in the view has added zeros. `assemble`
+    makes a copy of a model in which some parameters are given, and all others are as in the last snapshot; `summed_up`
+    says that the view's parameters are in no snapshot.
+    """
+
+    def __init__(
+        self,
+        groups: Table,
+        weights: Mapping[str, Mapping[Parameter, GroupWeight]],
+        assemble: Assemble,
+        *,
+        summed_up: bool,
+    ) -> None:
+        self.groups = groups
+        self._weights, self._assemble, self._summed_up = weights, assemble, summed_up
+
+    @property
+    def layers(self) -> list[str]:
+        return list(self._weights)
+
+    @property
+    def nbytes(self) -> int:
+        """What is held in memory."""
+        return sum(weight.nbytes for layer in self._weights.values() for weight in layer.values())
+
+    def added(self, layer: str, groups: Sequence[int]) -> dict[str, Tensor]:
+        """What these groups together have added to a layer's trained parameters, in float64; groups by their row."""
+        self._check_layers([layer])
+        chosen = self._chosen(groups)
+        return {parameter.name: weight.added(chosen) for parameter, weight in self._weights[layer].items()}
+
+    def model(self, model: nn.Module, without: Sequence[int], layers: Sequence[str] | None = None) -> nn.Module:
+        """A copy of the model in which these groups are muted, in all layers or in these: `weights.model(model, [9])`.
+
+        The model passed gives the architecture only. Where nothing is muted, parameters are the view's own.
+        """
+        chosen, muted = self._chosen(without), self._check_layers(self.layers if layers is None else layers)
+        parameters: dict[str, Tensor] = {}
+        for name, weights in self._weights.items():
+            for parameter, weight in weights.items():
+                if name in muted and chosen:
+                    parameters[parameter.name] = weight.whole - weight.added(chosen)
+                elif self._summed_up:
+                    parameters.setdefault(parameter.name, weight.whole)  # unless it is muted as another layer's
+        return self._assemble(model, parameters)
+
+    def _chosen(self, groups: Sequence[int]) -> list[int]:
+        """Each group once, however often it is named."""
+        for group in groups:
+            if not 0 <= group < len(self.groups):
+                raise UnknownName("group", group, range(len(self.groups)))
+        return sorted(set(groups))
+
+    def _check_layers(self, layers: Sequence[str]) -> Sequence[str]:
+        for layer in layers:
+            if layer not in self._weights:
+                raise UnknownName("layer", layer, self._weights)
+        return layers
+
+    def __repr__(self) -> str:
+        what = f"{len(self.groups):,} groups by {', '.join(self.groups.columns)}"
+        return f"GroupWeights({what}, {len(self._weights):,} layers, {self.nbytes / 1e6:,.1f} MB)"
 
 
 def groups_of(run: Run, by: By) -> ByTags:

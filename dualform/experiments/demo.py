@@ -24,11 +24,11 @@ from torch import Tensor, nn
 import dualform
 from dualform import plots
 from dualform.attention.spotlight import LayerSpotlight
-from dualform.companions.inputs import INPUTS, save_inputs
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
 from dualform.errors import UnknownName
 from dualform.experiments.loops import epochs, one_thread, seeded
+from dualform.inputs import INPUTS, save_inputs
 from dualform.store import Run
 from dualform.table import Table
 

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
-from dualform.companions.inputs import INPUTS, save_inputs
 from dualform.experiments.loops import epochs, one_thread, seeded
 from dualform.experiments.tasks import Examples, Task, training_images
+from dualform.inputs import INPUTS, save_inputs
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from dualform.recorder.plan import Plan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Backend, Storage, Where
-from dualform.store.document import parsed
 from dualform.store.schema import PRECISIONS
+from dualform.strict_json import parse
 
 
 class Recorder:
@@ -136,7 +136,7 @@ def record(
     if dtype not in PRECISIONS:
         raise RecordingError(f"dtype must be one of {', '.join(PRECISIONS)}, not {dtype!r}")
     try:
-        about = parsed(json.dumps(about or {}))  # as it will be read
+        about = parse(json.dumps(about or {}))  # as it will be read
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)

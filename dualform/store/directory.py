@@ -5,8 +5,9 @@ Shards are removed from the last to the first, so that whatever stops this leave
 
 import re
 
+from dualform.atomic_file import UNFINISHED
 from dualform.errors import CannotResume, RunError, RunExists, StorageError, listing
-from dualform.store.backend import UNFINISHED, Backend, Lock, Where, open_backend
+from dualform.store.backend import Backend, Lock, Where, open_backend
 from dualform.store.run import Run, read_manifest
 from dualform.store.schema import MANIFEST, shard_name
 from dualform.store.shard import Shard

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualform.errors import RunError
-from dualform.store.document import Document, parsed
 from dualform.store.schema import (
     PRECISIONS,
     VERSION,
@@ -18,19 +17,20 @@ from dualform.store.schema import (
     Use,
     checksum,
 )
+from dualform.strict_json import Document, parse
 
 
 def manifest_from_json(text: str, where: str) -> Manifest:
     """Anything that is not a manifest raises a RunError that names `where`."""
     try:
-        return _manifest(parsed(text), where)
+        return _manifest(parse(text), where)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{where} is not a sound manifest: {error}") from None
 
 
 def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
     """The info of a shard, and the checksum of each tensor. Raises ValueError, RecursionError or RunError."""
-    entry = Document(parsed(text), "the info")
+    entry = Document(parse(text), "the info")
     _check_version(entry.count("version"), where)
     info = ShardInfo(
         run=entry.text("run"),

@@ -14,11 +14,11 @@ from dualform.errors import RunError
 from dualform.store.ahead import WORTH, Checksum
 from dualform.store.backend import Backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
-from dualform.store.document import printable
 from dualform.store.parse import info_from_json
 from dualform.store.schema import EXPONENTS, SLOTS, STATE, Layer, Manifest, header_digest, slot_tensor, tag_tensor
 from dualform.store.shard_file import NUMPY, read_header
 from dualform.store.sound import check_contents
+from dualform.strict_json import printable
 
 Array = NDArray[Any]
 

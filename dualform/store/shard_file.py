@@ -15,9 +15,10 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from dualform.store.backend import Backend, Blob, Bytes
-from dualform.store.document import parsed
+from dualform.atomic_file import Bytes
+from dualform.store.backend import Backend, Blob
 from dualform.store.schema import DTYPES, ShardInfo, header_digest
+from dualform.strict_json import parse
 
 Array = NDArray[Any]
 
@@ -132,7 +133,7 @@ def read_header(blob: Blob) -> Header:
     text = blob.read(8, start).tobytes().decode()
     if not text.startswith("{"):
         raise ValueError("its header is not an object")
-    tensors: dict[str, Any] = parsed(text)
+    tensors: dict[str, Any] = parse(text)
     metadata = tensors.pop(_METADATA, None)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("its metadata are not texts by name")

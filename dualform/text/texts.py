@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dualform.atomic_file import write_atomically
 from dualform.errors import QueryError, RunError, StorageError
-from dualform.store.backend import write_atomically
 
 _FORMAT = "dualform text"
 _VERSION = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dualform.errors import Refused
-from dualform.store.document import Document
+from dualform.strict_json import Document
 
 _MOST_SETS = 64
 _MOST_VALUES = 10_000

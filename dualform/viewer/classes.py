@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from dualform.memory import Memory
-from dualform.store.document import printable
+from dualform.strict_json import printable
 
 TASK, LABEL = "task", "label"
 _MOST = 200  # beyond which charts of classes say nothing, and weights due to each take too much memory

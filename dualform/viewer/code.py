@@ -40,7 +40,7 @@ def own_row(exhibit: "Exhibit", index: int) -> list[str]:
 
 def _inputs(exhibit: "Exhibit") -> list[str]:
     path = exhibit.named.inputs or exhibit.memory.path / exhibit.memory.about["inputs"]
-    lines = ["", "from pathlib import Path", "from dualform.companions.inputs import read_inputs"]
+    lines = ["", "from pathlib import Path", "from dualform.inputs import read_inputs"]
     return [*lines, f"inputs = read_inputs(Path({str(path)!r}))"]
 
 

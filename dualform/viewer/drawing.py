@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.companions.inputs import Inputs
 from dualform.errors import Refused
+from dualform.inputs import Inputs
 from dualform.viewer.images import Pictures, Shape
 
 Array = NDArray[np.float64]

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from dualform.companions.inputs import Inputs, read_inputs
-from dualform.companions.own import importable, make, make_own, own_file, own_inputs, own_model
+from dualform.companions import importable, make, make_own, own_file, own_inputs, own_model
 from dualform.errors import DualformError, QueryError
+from dualform.inputs import Inputs, read_inputs
 from dualform.memory import Memory, load
 from dualform.text import Text
 from dualform.viewer.classes import Classes, names_of
@@ -151,13 +151,13 @@ def _pen(pictures: Pictures | None, inputs: Inputs | None, outputs: Outputs | No
 def _note_missing_images(memory: Memory, inputs: Inputs | None, pictures: Pictures | None, notes: _Notes) -> None:
     if inputs is not None and pictures is None:
         notes.missing["images"] = (
-            "save images beside the inputs with dualform.companions.inputs.save_inputs(run, inputs=..., images=..., "
+            "save images beside the inputs with dualform.inputs.save_inputs(run, inputs=..., images=..., "
             "training_images=...), or pass --image-shape HEIGHTxWIDTH if inputs are pixels"
         )
     if pictures is not None and (pictures.trainings is None or memory.tags.get("id") != "int"):
         notes.missing["training images"] = (
             "record with recorder.tag(id=...), the number of each training example, and save the images they are "
-            "rows of with dualform.companions.inputs.save_inputs(run, inputs=..., training_images=...)"
+            "rows of with dualform.inputs.save_inputs(run, inputs=..., training_images=...)"
         )
 
 

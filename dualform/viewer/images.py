@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.companions.inputs import Inputs
+from dualform.inputs import Inputs
 
 Shape = tuple[int, int]
 _CHANNELS = (1, 3, 4)

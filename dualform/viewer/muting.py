@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dualform.dual.shares import Shares
+from dualform.dual.group_weights import GroupWeights
 from dualform.errors import QueryError, Refused, UnknownName
 from dualform.store import clean_name
 from dualform.viewer import code
@@ -30,11 +30,11 @@ _KEPT = 8  # sets whose weights are kept
 
 
 class Muting:
-    """Answers about muted slots. `shares` is None until it has been summed up."""
+    """Answers about muted slots. `group_weights` is None until it has been summed up."""
 
     def __init__(self, exhibit: Exhibit) -> None:
         self._exhibit, self._memory = exhibit, exhibit.memory
-        self.shares: Shares | None = None
+        self.group_weights: GroupWeights | None = None
         self._unsummed = False
         self._read = lru_cache(maxsize=_KEPT)(self._read_from_run)
         self._seen = lru_cache(maxsize=None)(lambda layer: list(self._memory.seen(layer, by=exhibit.classes.by).rows()))
@@ -49,7 +49,7 @@ class Muting:
         """Sum up the weights due to each class: one reading of all slots."""
         if self.possible and self._exhibit.classes.by:
             try:
-                self.shares = self._memory.shares(by=self._exhibit.classes.by, progress=progress)
+                self.group_weights = self._memory.group_weights(by=self._exhibit.classes.by, progress=progress)
                 for layer in self._memory.layers:
                     self._seen(layer)
             except QueryError:  # more than fits into memory: each is read when it is muted
@@ -93,14 +93,14 @@ class Muting:
     def _added(self, sets: Sequence[MuteSet]) -> tuple[dict[str, Added], dict[str, list[int]]]:
         """What all slots of the sets have added to each layer; and how many they are, of how many."""
         classes, others = self._classes(sets), [one for one in sets if not self._of_classes(one)]
-        if classes and self.shares is None and not self._unsummed:
+        if classes and self.group_weights is None and not self._unsummed:
             raise Refused("the weights due to each class are being summed up", status=503, job="mute")
         if self._unsummed:
             classes, others = [], list(sets)
         found: dict[str, Added] = {}
         slots = {}
         for layer in self._memory.layers:
-            parts = [self._by_shares(layer, classes)] if classes else []
+            parts = [self._by_group_weights(layer, classes)] if classes else []
             count = self._visits(layer, classes) if classes else 0
             for number, one in enumerate(others):
                 part, more = self._read(layer, one, frozenset(classes), tuple(others[:number]))
@@ -118,10 +118,10 @@ class Muting:
     def _slots(self) -> dict[str, int]:
         return {name: facts["slots"] for name, facts in self._memory.summary()["layers"].items()}
 
-    def _by_shares(self, layer: str, classes: Sequence[int]) -> Added:
-        assert self.shares is not None
-        rows = enumerate(self.shares.groups.rows())
-        return self.shares.added(
+    def _by_group_weights(self, layer: str, classes: Sequence[int]) -> Added:
+        assert self.group_weights is not None
+        rows = enumerate(self.group_weights.groups.rows())
+        return self.group_weights.added(
             layer, [number for number, row in rows if self._exhibit.classes.of_row(row) in classes]
         )
 

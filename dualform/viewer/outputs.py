@@ -10,9 +10,9 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from dualform.companions.inputs import Inputs
-from dualform.companions.own import in_precision_of, output_for
+from dualform.companions import in_precision_of, output_for
 from dualform.errors import QueryError
+from dualform.inputs import Inputs
 
 MOST = 20_000  # inputs that the page lists
 _BATCH = 1000

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.jsonable import finite
-from dualform.store.backend import write_atomically
+from dualform.atomic_file import write_atomically
+from dualform.strict_json import finite
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.listing import shown
 from dualform.viewer.page_files import Page, read_page

@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from dualform.errors import DualformError, Refused, UnknownName
-from dualform.jsonable import finite
-from dualform.store.document import parsed, printable
+from dualform.strict_json import finite, parse, printable
 from dualform.viewer.guard import Guard, Hosts, failure, no, safety_headers
 from dualform.viewer.page_files import File, Page, read_page
 
@@ -149,7 +148,7 @@ async def _content(request: Request) -> bytes:
 
 def _json_object(content: bytes) -> dict[str, Any]:
     try:
-        found = parsed(content.decode())
+        found = parse(content.decode())
         json.dumps(found, allow_nan=False)  # raises for NaN and infinity, which Python reads though JSON has none
     except RecursionError:
         raise HTTPException(400, "this is not a question: it is nested too deep") from None

@@ -8,7 +8,7 @@ from torch import Tensor
 from dualform.attention.plan import Question
 from dualform.attention.questions import Timeline, Top, Total
 from dualform.attention.spotlight import LayerSpotlight
-from dualform.companions.own import in_precision_of
+from dualform.companions import in_precision_of
 from dualform.errors import Refused, UnknownName
 from dualform.table import Table
 from dualform.viewer import code

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dualform.companions.own import in_precision_of
+from dualform.companions import in_precision_of
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import Refused
 from dualform.viewer import code

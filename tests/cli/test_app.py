@@ -14,7 +14,7 @@ import typer
 import dualform
 from dualform.cli import app
 from dualform.errors import QueryError
-from dualform.jsonable import finite
+from dualform.strict_json import finite
 from tests.cli.conftest import call, fails
 
 

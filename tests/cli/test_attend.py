@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dualform
-from dualform.companions.own import OWN, own_inputs
+from dualform.companions import OWN, own_inputs
 from dualform.errors import QueryError
 from dualform.experiments import demo
 from dualform.experiments.language.network import FACTORY

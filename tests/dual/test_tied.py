@@ -212,7 +212,7 @@ def test_without_a_label_is_without_the_slots_of_both_uses(kind: str, words: int
 @each_case
 def test_shares_are_what_without_takes_away(kind: str, words: int, units: int) -> None:
     run = trained(kind, words, units)
-    shares = run.memory.shares(by="label")
+    shares = run.memory.group_weights(by="label")
     assert shares.groups["label"].tolist() == list(range(LABELS))
     for label in range(LABELS):
         expected = without(run, *((use, label) for use in USES))
@@ -227,7 +227,7 @@ def test_to_mute_in_one_layer_is_to_mute_the_weight(kind: str, words: int, units
     """Whichever layer is named, and whether or not there is a snapshot of the view."""
     run = trained(kind, words, units)
     view = run.memory.until(until)
-    shares, expected = view.shares(by="label"), view.without(label=1).weights("wte")[NAME]
+    shares, expected = view.group_weights(by="label"), view.without(label=1).weights("wte")[NAME]
     for use in USES:
         assert_close(shares.model(run.model, without=[1], layers=[use]).get_parameter(NAME).detach(), expected)
 

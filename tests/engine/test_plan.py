@@ -74,7 +74,7 @@ def width(memory: Memory, layer: str) -> int:
 
 def everything(memory: Memory) -> list[Any]:
     """The answers to questions that between them feed every fold there is."""
-    shares, certificate = memory.shares(by="label"), memory.verify()
+    shares, certificate = memory.group_weights(by="label"), memory.verify()
     answers: list[Any] = [certificate.ok]
     for name in memory.layers:
         queries = torch.ones(2, width(memory, name), dtype=torch.float64) * torch.tensor([[1], [-2]])
@@ -237,7 +237,7 @@ def test_a_replay_is_not_split(tmp_path: Path) -> None:
 
     def ask() -> list[Any]:
         again = dualform.load(tmp_path / "run")
-        shares = again.shares(by="label").added("2", [0, 1])
+        shares = again.group_weights(by="label").added("2", [0, 1])
         return [again.verify().ok, shares, again.weights("0"), again.without(label=1).weights("2")]
 
     expected = ask()

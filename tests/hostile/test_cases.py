@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import dualform
-from dualform.companions.inputs import read_inputs
-from dualform.companions.own import own_file
+from dualform.companions import own_file
 from dualform.errors import QueryError
+from dualform.inputs import read_inputs
 from tests.hostile.ask import Refused, blamed, escaped, everything
 from tests.hostile.bounds import in_no_time, little_memory
 from tests.hostile.cases import NO_FILES_OF_ITS_OWN, SIGNED

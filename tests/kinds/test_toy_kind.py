@@ -148,7 +148,7 @@ def test_its_past_is_what_it_was(tmp_path: Path, optimizer: str) -> None:
 @each_optimizer
 def test_muted_it_is_the_dense_loop_without_these_gradients(tmp_path: Path, optimizer: str) -> None:
     run = trained(tmp_path / "run", optimizer)
-    shares = run.memory.shares(by="label")
+    shares = run.memory.group_weights(by="label")
     for label in range(CLASSES):
         others = {*range(CLASSES)} - {label}
         muted, model = run.memory.without(label=label), shares.model(run.model, without=[label])

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import dualform.store
+from dualform.atomic_file import Bytes
 from dualform.errors import RunExists, StorageError
 from dualform.store import Backend, InMemory, LocalFiles, open_backend
-from dualform.store.backend import Bytes
 
 BACKENDS: dict[str, Callable[[Path], Backend]] = {
     "local files": lambda directory: LocalFiles(directory / "run"),

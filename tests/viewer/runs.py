@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
-from dualform.companions.inputs import INPUTS, save_inputs
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, train
+from dualform.inputs import INPUTS, save_inputs
 from dualform.text import Text
 from dualform.viewer.exhibit import Named
 

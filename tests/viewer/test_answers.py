@@ -12,9 +12,9 @@ import torch
 from torch.testing import assert_close
 
 import dualform
-from dualform.companions.inputs import INPUTS, read_inputs, save_inputs
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments.language.training import MERGED
+from dualform.inputs import INPUTS, read_inputs, save_inputs
 from dualform.viewer.exhibit import Named, open_exhibit
 from dualform.viewer.questions import Questions, Refused
 from tests.viewer import runs

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch.testing import assert_close
 
-from dualform.companions.inputs import Inputs
 from dualform.errors import Refused
+from dualform.inputs import Inputs
 from dualform.viewer.drawing import Pen, strokes_of
 from dualform.viewer.images import Pictures
 

@@ -43,7 +43,7 @@ def exhibit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def muting(exhibit: Exhibit) -> Muting:
     muting = Muting(exhibit)
     muting.prepare()
-    assert muting.shares is not None
+    assert muting.group_weights is not None
     return muting
 
 
@@ -119,7 +119,7 @@ def test_classes_whose_weights_would_not_fit_are_read(
         raise QueryError("more than fits")
 
     reading = Muting(exhibit)
-    monkeypatch.setattr(exhibit.memory, "shares", too_many)
+    monkeypatch.setattr(exhibit.memory, "group_weights", too_many)
     reading.prepare()
     sets: list[dict[str, Any]] = [{"label": [1]}, {"steps": [3, 9]}, {"task": ["triangles"]}]
     assert not reading.is_quick({"mute": sets[:1]})

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dualform.companions.inputs import INPUTS, save_inputs
+from dualform.inputs import INPUTS, save_inputs
 from dualform.viewer.exhibit import Named, open_exhibit
 from dualform.viewer.listing import class_of
 from dualform.viewer.report import chosen_for

@@ -16,12 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-import numpy as np
-from numpy.typing import NDArray
-
-Bytes = NDArray[np.uint8]
-
-UNFINISHED = ".tmp"  # ends the name of what a killed process left of a write; some backends leave nothing
+from dualform.atomic_file import Bytes
 
 
 class Blob(Protocol):

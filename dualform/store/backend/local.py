@@ -10,9 +10,9 @@ from typing import BinaryIO
 
 import numpy as np
 
+from dualform.atomic_file import Bytes, flush_directory, make_directory, write_atomically
 from dualform.errors import RunExists
-from dualform.store.backend.atomic_file import flush_directory, make_directory, write_atomically
-from dualform.store.backend.base import ArrayBlob, Blob, Bytes
+from dualform.store.backend.base import ArrayBlob, Blob
 from dualform.store.backend.file_lock import FileLock
 from dualform.store.schema import LOCK
 

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from dualform.atomic_file import Bytes
 from dualform.errors import RunExists
-from dualform.store.backend.base import ArrayBlob, Blob, Bytes
+from dualform.store.backend.base import ArrayBlob, Blob
 
 
 class InMemory:

@@ -1,15 +1,15 @@
-"""JSON documents read with suspicion: no key twice, every entry there and of its kind, nothing left over.
+"""JSON read with suspicion: no key twice, every entry present and of its type, none left over; and written without NaN.
 
-Names can be shown as they are: nothing in them moves a cursor or turns the direction of writing.
-
-    entry = Document(parsed('{"name": "0", "d_in": 784}'), "a layer")
+    entry = Document(parse('{"name": "0", "d_in": 784}'), "a layer")
     entry.text("name"), entry.count("d_in")
     entry.end()
 
-Whatever is wrong raises a ValueError that says what, or a RecursionError.
+Whatever is wrong raises a ValueError that says what, or a RecursionError. Names can be shown as they are: nothing in
+them moves a cursor or turns the direction of writing.
 """
 
 import json
+import math
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -18,8 +18,8 @@ T = TypeVar("T")
 _DEEPEST = 100  # lists in lists; Python ends at several hundred, and not in the same place every time
 
 
-def parsed(text: str | bytes) -> Any:
-    """What a JSON text says."""
+def parse(text: str | bytes) -> Any:
+    """Return what a JSON text says."""
     content = json.loads(text, object_pairs_hook=_no_key_twice, parse_int=_whole)
     _check_depth(content)
     json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair: it could be shown nowhere
@@ -56,8 +56,17 @@ def _children(content: Any) -> Iterable[Any]:
     return content if isinstance(content, list) else ()
 
 
+def finite(value: Any) -> Any:
+    """Replace NaN and infinity by None: JSON has neither."""
+    if isinstance(value, dict):
+        return {name: finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def printable(text: str) -> str:
-    """A stranger's words as they can be shown, whatever is in them."""
+    """Escape whatever in a stranger's text cannot be shown."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
 
 

@@ -1,4 +1,4 @@
-"""Bytes to a local file so that it is either whole or not there.
+"""Write a local file so that it is either whole or not there.
 
 A file is written under a temporary name, flushed to the disk, renamed, and its directory flushed. Every call that
 changes the disk is one of `os`, where tests let each of them fail.
@@ -13,13 +13,16 @@ from mmap import mmap
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dualform.errors import StorageError
-from dualform.store.backend.base import UNFINISHED, Bytes
 
 if sys.platform != "win32":
     import fcntl
 
+Bytes = NDArray[np.uint8]
+
+UNFINISHED = ".tmp"  # ends the name of what a killed process left of a write
 _BUFFER = 4 << 20
 _ALIGNED = 4096
 

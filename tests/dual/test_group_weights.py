@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.dual import group_weights as module
-from dualform.dual.shares import Shares
+from dualform.dual.group_weights import GroupWeights
 from dualform.errors import NotRecorded, QueryError, UnknownName
 from dualform.slots import Slots
 from tests.dense import INITIAL
@@ -51,13 +51,13 @@ def test_shares_are_the_pieces_of_a_dense_loop(kind: str) -> None:
     @given(recipes([kind]))
     def holds(recipe: Recipe) -> None:
         trained, memory = recorded(recipe)
-        shares = memory.shares(by=("label", "id"))
-        assert shares.groups.columns == ["label", "id"]
+        weights = memory.group_weights(by=("label", "id"))
+        assert weights.groups.columns == ["label", "id"]
         for layer in memory.layers:
-            for group, row in enumerate(shares.groups.rows()):
-                for name, share in shares.added(layer, [group]).items():
+            for group, row in enumerate(weights.groups.rows()):
+                for name, share in weights.added(layer, [group]).items():
                     assert_close(share, piece(trained, name, row["id"]))
-            everything, added = shares.added(layer, range(len(shares.groups))), memory.added(layer)
+            everything, added = weights.added(layer, range(len(weights.groups))), memory.added(layer)
             for name, weight in memory.weights(layer).items():
                 assert_close(everything[name] + trained.reference.pieces[name][INITIAL].weight, weight)
                 assert_close(everything[name], added[name])
@@ -78,14 +78,14 @@ def test_shares_of_embeddings_and_lstms(shape: Shape, optimizer: tuple[str, dict
         trained = sequences.train(Path(path) / "run", shape, 0.5, kind, 0.01, given_options)
         assume(kind == "SGD" or trained.reference.condition > 1e-5)
         memory = dualform.load(Path(path) / "run")
-    shares = memory.shares(by="position")
+    weights = memory.group_weights(by="position")
     for layer in memory.layers:
-        for group, position in enumerate(shares.groups["position"].tolist()):
-            for name, added in shares.added(layer, [group]).items():
+        for group, position in enumerate(weights.groups["position"].tolist()):
+            for name, added in weights.added(layer, [group]).items():
                 assert_close(added, piece(trained, name, position))
     groups = [1, 4]
-    muted = memory.without(position=shares.groups["position"][groups])
-    assert_same_models(shares.model(trained.model, groups), muted.model(trained.model))
+    muted = memory.without(position=weights.groups["position"][groups])
+    assert_same_models(weights.model(trained.model, groups), muted.model(trained.model))
 
 
 @FEW
@@ -95,22 +95,22 @@ def test_a_model_without_groups_is_that_of_the_view_without_them(recipe: Recipe,
     view = memory.until(data.draw(st.integers(1, len(recipe.steps))))
     if data.draw(st.booleans()):
         view = view.without(id=data.draw(st.sampled_from(range(len(trained.labels)))))
-    shares = view.shares(by="label")
-    assert_same_models(shares.model(trained.model, []), view.model(trained.model))
-    labels = shares.groups["label"].tolist()
+    weights = view.group_weights(by="label")
+    assert_same_models(weights.model(trained.model, []), view.model(trained.model))
+    labels = weights.groups["label"].tolist()
     groups = data.draw(st.lists(st.sampled_from(range(len(labels)))))  # also one that is named twice
     muted = view.without(label=[labels[group] for group in groups])
-    assert_same_models(shares.model(trained.model, groups), muted.model(trained.model))
+    assert_same_models(weights.model(trained.model, groups), muted.model(trained.model))
     whole, rest = view.weights("0"), muted.weights("0")
-    for name, added in shares.added("0", groups).items():
+    for name, added in weights.added("0", groups).items():
         assert_close(whole[name] - added, rest[name])
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
 def test_groups_can_be_muted_in_some_layers_only(tmp_path: Path, kind: str) -> None:
     model, memory = visited(tmp_path / "run", kind)
-    shares, muted = memory.shares(by="label"), memory.without(label=2).model(model)
-    found = shares.model(model, [2], layers=["2"]).state_dict()
+    weights, muted = memory.group_weights(by="label"), memory.without(label=2).model(model)
+    found = weights.model(model, [2], layers=["2"]).state_dict()
     for name, expected in model.state_dict().items():
         assert_close(found[name], muted.state_dict()[name] if name.startswith("2.") else expected)
         assert name.startswith("2.") or torch.equal(found[name], expected)  # as it was, to the last bit
@@ -137,12 +137,12 @@ def visited(
     return model, dualform.load(path)
 
 
-def assert_groups_are_views(shares: Shares, memory: dualform.Memory) -> None:
+def assert_groups_are_views(weights: GroupWeights, memory: dualform.Memory) -> None:
     """Each share is what a view of its slots alone has added."""
-    for group, row in enumerate(shares.groups.rows()):
+    for group, row in enumerate(weights.groups.rows()):
         for layer in memory.layers:
             for name, added in memory.where(**row).added(layer).items():
-                assert_close(shares.added(layer, [group])[name], added)
+                assert_close(weights.added(layer, [group])[name], added)
 
 
 @pytest.mark.parametrize(
@@ -163,15 +163,15 @@ def test_slots_may_be_read_in_any_stretches(
     monkeypatch.setattr("dualform.slots.blocks._BLOCK_NUMBERS", 40)
     for name, limit in limits.items():
         monkeypatch.setattr(module, name, limit)
-    shares = memory.shares()
-    assert shares.groups.columns == ["task", "label"]
+    weights = memory.group_weights()
+    assert weights.groups.columns == ["task", "label"]
     first = [(rows, visits) for layer, rows, visits in stretches if layer == "0"]
     assert (len(first) == 1) == (not limits)
     assert all(rows <= limits.get("_COLLECTED_ROWS", 18) for rows, _ in first)
     assert all(visits <= rows * limits.get("_ROW_VISITS", 64) + 4 for rows, visits in first)
     assert sum(visits for _, visits in first) == memory.slots("0")
-    assert_groups_are_views(shares, memory)
-    assert_groups_are_views(memory.until(13).shares(by=("label", "id")), memory.until(13))
+    assert_groups_are_views(weights, memory)
+    assert_groups_are_views(memory.until(13).group_weights(by=("label", "id")), memory.until(13))
 
 
 def noted_stretches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
@@ -191,7 +191,7 @@ def test_visits_to_a_key_are_one_row_of_a_product(tmp_path: Path, monkeypatch: p
     """Nine examples, one of them under three labels; the second layer's keys change with the first."""
     _, memory = visited(tmp_path / "run")
     stretches = noted_stretches(monkeypatch)
-    memory.shares(by="label")
+    memory.group_weights(by="label")
     assert stretches == [("0", 11, 160), ("2", 160, 160)]
 
 
@@ -200,18 +200,18 @@ def test_visits_to_a_key_are_one_row_of_a_product(tmp_path: Path, monkeypatch: p
 def test_single_precision_and_less(tmp_path: Path, kind: str, stored: str) -> None:
     """Muted by subtraction or summed up, a model is the same, however coarse the slots are."""
     model, memory = visited(tmp_path / "run", kind, torch.float32, dtype=stored)
-    shares = memory.shares(by="label")
+    weights = memory.group_weights(by="label")
     for groups in ([0], [1, 2], [0, 1, 2]):
-        assert_same_models(shares.model(model, groups), memory.without(label=groups).model(model), tolerance=1e-6)
-    assert shares.added("0", [1])["0.weight"].dtype == torch.float64
-    assert shares._weights["0"][memory._run.layers["0"].uses[0].parameter].groups.dtype == torch.float32
-    for name, found in shares.model(model, []).state_dict().items():
+        assert_same_models(weights.model(model, groups), memory.without(label=groups).model(model), tolerance=1e-6)
+    assert weights.added("0", [1])["0.weight"].dtype == torch.float64
+    assert weights._weights["0"][memory._run.layers["0"].uses[0].parameter].groups.dtype == torch.float32
+    for name, found in weights.model(model, []).state_dict().items():
         assert torch.equal(found, model.state_dict()[name])
 
 
 def test_parameters_are_rounded_to_the_precision_of_the_run(tmp_path: Path) -> None:
     _, memory = visited(tmp_path / "run", trained=torch.float32, dtype="float32")
-    for parameter in memory.shares(by="label").model(network(nn.Tanh()), [1]).parameters():
+    for parameter in memory.group_weights(by="label").model(network(nn.Tanh()), [1]).parameters():
         assert parameter.dtype == torch.float64
         assert torch.equal(parameter, parameter.float().double())
 
@@ -229,7 +229,7 @@ def test_tokens_of_several_shards(tmp_path: Path) -> None:
             optimizer.step()
             recorder.sync()
     memory = dualform.load(tmp_path / "run")
-    assert_groups_are_views(memory.shares(by="label"), memory)
+    assert_groups_are_views(memory.group_weights(by="label"), memory)
 
 
 class Heads(nn.Module):
@@ -258,13 +258,13 @@ def test_groups_have_the_same_number_in_all_layers(tmp_path: Path, kind: str) ->
             F.cross_entropy(model(torch.randn(6, 5).double(), task), labels).backward()
             optimizer.step()
     memory = dualform.load(tmp_path / "run")
-    shares = memory.shares()
-    assert list(zip(shares.groups["task"], shares.groups["label"], strict=True)) == [
+    weights = memory.group_weights()
+    assert list(zip(weights.groups["task"], weights.groups["label"], strict=True)) == [
         ("fashion", 10), ("fashion", 11), ("fashion", 12), ("mnist", 0), ("mnist", 1), ("mnist", 2),
     ]  # fmt: skip
-    assert_groups_are_views(shares, memory)
-    assert not any(added.any() for added in shares.added("heads.mnist", [0, 1, 2]).values())
-    assert_same_models(shares.model(model, [0, 1, 2]), memory.without(task="fashion").model(model))
+    assert_groups_are_views(weights, memory)
+    assert not any(added.any() for added in weights.added("heads.mnist", [0, 1, 2]).values())
+    assert_same_models(weights.model(model, [0, 1, 2]), memory.without(task="fashion").model(model))
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam"])
@@ -272,61 +272,61 @@ def test_a_view_has_shares_of_its_own_slots_only(tmp_path: Path, kind: str) -> N
     """Groups are those of the run: one that has no slot in the view has added nothing."""
     model, memory = visited(tmp_path / "run", kind)
     view = memory.until(17).without(label=1)
-    shares = view.shares(by=("label", "id"))
-    assert len(shares.groups) == len(memory.shares(by=("label", "id")).groups) == 11
-    assert_groups_are_views(shares, view)
-    ones = np.flatnonzero(shares.groups["label"] == 1).tolist()
-    assert not any(added.any() for layer in view.layers for added in shares.added(layer, ones).values())
-    assert_same_models(shares.model(model, []), view.model(model))
-    assert_same_models(shares.model(model, ones, layers=["2"]), view.model(model))
+    weights = view.group_weights(by=("label", "id"))
+    assert len(weights.groups) == len(memory.group_weights(by=("label", "id")).groups) == 11
+    assert_groups_are_views(weights, view)
+    ones = np.flatnonzero(weights.groups["label"] == 1).tolist()
+    assert not any(added.any() for layer in view.layers for added in weights.added(layer, ones).values())
+    assert_same_models(weights.model(model, []), view.model(model))
+    assert_same_models(weights.model(model, ones, layers=["2"]), view.model(model))
 
 
 def test_what_would_take_too_much_room_is_refused_before_slots_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, memory = visited(tmp_path / "run")
-    shares = memory.shares(by="label")
+    weights = memory.group_weights(by="label")
     parameters = 5 * 4 + 4 + 4 * 3 + 3
-    assert shares.nbytes == parameters * 8 * (1 + 3)
-    needed = shares.nbytes + 3 * 12 * (5 * 4 + 4)
-    assert memory.shares(by="label", most_bytes=needed).nbytes == shares.nbytes
+    assert weights.nbytes == parameters * 8 * (1 + 3)
+    needed = weights.nbytes + 3 * 12 * (5 * 4 + 4)
+    assert memory.group_weights(by="label", most_bytes=needed).nbytes == weights.nbytes
     monkeypatch.setattr(Slots, "stream", None)
     with pytest.raises(QueryError, match=r"3 groups by 'label' .* group by fewer values, .* memory.without"):
-        memory.shares(by="label", most_bytes=needed - 1)
+        memory.group_weights(by="label", most_bytes=needed - 1)
 
 
 @pytest.mark.parametrize("options", [{"values": False}, {"merge": "id"}])
-def test_keys_alone_have_no_shares(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_keys_alone_have_no_group_weights(tmp_path: Path, options: dict[str, Any]) -> None:
     _, memory = visited(tmp_path / "run", **options)
     with pytest.raises(NotRecorded, match="keys only"):
-        memory.shares(by="id", most_bytes=0)  # nor would more room help
+        memory.group_weights(by="id", most_bytes=0)  # nor would more room help
     with pytest.raises(NotRecorded, match="keys only"):
         memory.added("0")
 
 
 def test_names_that_are_not_known(tmp_path: Path) -> None:
     model, memory = visited(tmp_path / "run")
-    shares = memory.shares(by="label")
+    weights = memory.group_weights(by="label")
     for unknown in (
-        lambda: shares.added("1", [0]),
-        lambda: shares.added("0", [3]),
-        lambda: shares.model(model, [-1]),
-        lambda: shares.model(model, [0], layers=["1"]),
-        lambda: memory.shares(by="lable"),
+        lambda: weights.added("1", [0]),
+        lambda: weights.added("0", [3]),
+        lambda: weights.model(model, [-1]),
+        lambda: weights.model(model, [0], layers=["1"]),
+        lambda: memory.group_weights(by="lable"),
         lambda: memory.added("1"),
     ):
         with pytest.raises(UnknownName, match=r"no (layer|group|tag) .*; there is"):
             unknown()
     with pytest.raises(QueryError, match="at least one tag"):
-        memory.shares(by=())
+        memory.group_weights(by=())
     with pytest.raises(QueryError, match="recorded with a '0.weight' of shape"):
-        shares.model(mlp((5, 6, 3), bias=True), [0])
+        weights.model(mlp((5, 6, 3), bias=True), [0])
 
 
 def test_layers_are_named_as_their_turn_comes(tmp_path: Path) -> None:
     _, memory = visited(tmp_path / "run")
     told: list[str] = []
-    shares = memory.shares(by="label", progress=told.append)
-    assert told == memory.layers == shares.layers
-    assert repr(shares) == "Shares(3 groups by label, 2 layers, 0.0 MB)"
-    np.testing.assert_equal(shares.groups["label"], [0, 1, 2])
+    weights = memory.group_weights(by="label", progress=told.append)
+    assert told == memory.layers == weights.layers
+    assert repr(weights) == "GroupWeights(3 groups by label, 2 layers, 0.0 MB)"
+    np.testing.assert_equal(weights.groups["label"], [0, 1, 2])

@@ -1,1 +1,0 @@
-"""What goes with a run: its model, and the files beside it."""
