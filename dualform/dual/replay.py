@@ -129,7 +129,7 @@ class _Chapter:
         lines = self._shard[name]  # numpy's numbers, of which all powers and quotients exist
         if (np.isfinite(lines) & (np.abs(lines) > torch.finfo(dtype).max)).any():
             raise RunError(
-                f"{self._shard.path} is not a sound shard: {name} has numbers that are too large for weights in {dtype}"
+                f"{self._shard.path} is a corrupt shard: {name} has numbers that are too large for weights in {dtype}"
             )
         return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
 
@@ -199,7 +199,7 @@ class _Chapter:
             with np.errstate(all="ignore"):
                 return self._rule.advance(line, g, moments)
         except KeyError as entry:  # one that the optimiser has from the beginning
-            raise RunError(f"{self._before.path} is not a sound shard: the optimiser's {entry} is missing") from None
+            raise RunError(f"{self._before.path} is a corrupt shard: the optimiser's {entry} is missing") from None
 
     def _gradients(
         self, layer: Layer, blocks: Sequence[Block], lines: Mapping[Parameter, Line | None]

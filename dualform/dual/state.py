@@ -29,7 +29,7 @@ def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None) -> Te
     found = stored_tensor(shard, name)
     if tuple(found.shape) != parameter.shape or not found.is_floating_point():
         raise RunError(
-            f"{shard.path} is not a sound shard: {name} is {shard.dtype(name)} of shape {tuple(found.shape)}, "
+            f"{shard.path} is a corrupt shard: {name} is {shard.dtype(name)} of shape {tuple(found.shape)}, "
             f"not floats of shape {parameter.shape}"
         )
     return found

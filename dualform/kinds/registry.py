@@ -40,7 +40,7 @@ def check_kinds(manifest: Manifest, where: str) -> None:
         try:
             kind_of(layer).check(layer)
         except ValueError as error:
-            raise RunError(f"{where} is not a sound manifest: {error}") from None
+            raise RunError(f"{where} is a corrupt manifest: {error}") from None
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:

@@ -25,7 +25,7 @@ def manifest_from_json(text: str, where: str) -> Manifest:
     try:
         return _manifest(parse(text), where)
     except (ValueError, RecursionError) as error:
-        raise RunError(f"{where} is not a sound manifest: {error}") from None
+        raise RunError(f"{where} is a corrupt manifest: {error}") from None
 
 
 def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:

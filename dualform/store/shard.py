@@ -17,7 +17,7 @@ from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.parse import info_from_json
 from dualform.store.schema import EXPONENTS, SLOTS, STATE, Layer, Manifest, header_digest, slot_tensor, tag_tensor
 from dualform.store.shard_file import NUMPY, read_header
-from dualform.store.sound import check_contents
+from dualform.store.validate import check_contents
 from dualform.strict_json import printable
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ class Shard:
         except FileNotFoundError:
             raise
         except (OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
-            raise RunError(f"{self.path} is not a sound shard: {printable(str(error))}") from None
+            raise RunError(f"{self.path} is a corrupt shard: {printable(str(error))}") from None
         self.has_state = any(name.startswith(STATE) for name in self._tensors)
         offsets = {name: entry["data_offsets"] for name, entry in self._tensors.items()}
         self._spans = {name: (start + first, start + end) for name, (first, end) in offsets.items()}
@@ -56,7 +56,7 @@ class Shard:
         try:
             check_contents(manifest, self.info, self._tensors)
         except ValueError as error:
-            raise RunError(f"{self.path} is not a sound shard: {error}") from None
+            raise RunError(f"{self.path} is a corrupt shard: {error}") from None
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -81,7 +81,7 @@ class Shard:
         try:
             array: Array = content.view(NUMPY[entry["dtype"]]).reshape(entry["shape"])
         except (KeyError, ValueError, OverflowError) as error:  # unknown dtypes, empty tensors of absurd shapes
-            raise RunError(f"{self.path} is not a sound shard: {name} cannot be read: {error}") from None
+            raise RunError(f"{self.path} is a corrupt shard: {name} cannot be read: {error}") from None
         return array if array.flags.aligned else array.copy()
 
     def expect(self, name: str) -> None:
@@ -125,7 +125,7 @@ class Shard:
         self._check_within(steps, self.info.first_step, self.info.last_step, of_steps)
         self._check_within(rows, 1, slots + 1, of_rows)
         if rows.sum() != slots or (np.diff(steps) < 0).any():
-            raise RunError(f"{self.path} is not a sound shard: the passes of {layer} do not add up to its slots")
+            raise RunError(f"{self.path} is a corrupt shard: the passes of {layer} do not add up to its slots")
         return steps, rows
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
@@ -161,9 +161,9 @@ class Shard:
             try:
                 ends = np.cumsum(stored_counts(self[name], layer.d_out))
             except ValueError as error:
-                raise RunError(f"{self.path} is not a sound shard: {name}: {error}") from None
+                raise RunError(f"{self.path} is a corrupt shard: {name}: {error}") from None
             if ends[-1] != len(self[slot_tensor(layer.name, "values")]):
-                raise RunError(f"{self.path} is not a sound shard: {name} does not add up to the values")
+                raise RunError(f"{self.path} is a corrupt shard: {name} does not add up to the values")
             self._starts[name] = np.concatenate([[0], ends])
         return self._starts[name]
 
@@ -212,5 +212,5 @@ class Shard:
         if (name, end) in self._within or not len(column):
             return
         if not (low <= int(column.min()) and int(column.max()) < end):
-            raise RunError(f"{self.path} is not a sound shard: {name} is not between {low} and {end - 1}")
+            raise RunError(f"{self.path} is a corrupt shard: {name} is not between {low} and {end - 1}")
         self._within.add((name, end))

@@ -22,7 +22,7 @@ from dualform.store.parse import manifest_from_json
 from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor, tag_tensor
 from dualform.store.shard import Shard
 from dualform.store.shard_file import Column, write_shard
-from dualform.store.sound import check_contents
+from dualform.store.validate import check_contents
 
 _LONGEST = 60.0  # seconds of training that a crash may cost at most,
 _SNAPSHOTS = 8  # unless fewer slots have come than this many times the snapshot that is written with them
@@ -45,7 +45,7 @@ class RunWriter:
         self._index = len(kept)
         self._previous = kept[-1].digest if kept else manifest.digest
         self._sealed = kept[-1].info.last_step if kept else 0  # steps on the disk
-        self._sound = True  # False while a shard is written, and if that failed
+        self._writable = True  # False while a shard is written, and if that failed
         self._pools = {layer.name: _pool(layer, kept) for layer in manifest.layers}
         self._chapter = Chapter(self._sealed)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dualform-writer")
@@ -135,13 +135,13 @@ class RunWriter:
             self._lock.release()
 
     def _write(self, chapter: Chapter, state: State, ended: str | None) -> None:
-        if not self._sound:  # the pools know keys that are on no disk
+        if not self._writable:  # the pools know keys that are on no disk
             raise StorageError(f"cannot write {self._where}: a chapter before could not be written")
         if chapter.steps and chapter.last_step == self._sealed:
             chapter = Chapter(self._sealed)  # an interrupt came while it was handed over, and so it was twice
         if self._lock.removed:  # somebody else's run may be there by now
             raise StorageError(f"cannot write {self._where}: the directory was removed while it was recorded to")
-        self._sound = False
+        self._writable = False
         columns = {f"{STATE}{name}": column for name, column in state.items()} | chapter.tables()
         strings: dict[str, list[str]] = {}
         for layer in (layer.name for layer in self._manifest.layers):
@@ -160,7 +160,7 @@ class RunWriter:
         )  # fmt: skip
         self._check_readable(info, columns)
         self._previous = write_shard(self._backend, shard_name(self._index), columns, info)
-        self._index, self._sealed, self._sound = self._index + 1, chapter.last_step, True
+        self._index, self._sealed, self._writable = self._index + 1, chapter.last_step, True
 
     def _check_readable(self, info: ShardInfo, columns: Mapping[str, Column]) -> None:
         try:

@@ -56,4 +56,4 @@ def test_verify_reports_shards_it_could_not_read(run: Path) -> None:
     result = call("verify", run)
     assert result.exit_code == 1
     assert "not read:" in result.stdout
-    assert "shard-000002.safetensors is not a sound shard" in result.stderr
+    assert "shard-000002.safetensors is a corrupt shard" in result.stderr

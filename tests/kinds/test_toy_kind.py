@@ -222,5 +222,5 @@ def test_a_layer_that_does_not_fit_its_kind_is_refused(tmp_path: Path) -> None:
             return super().shape(layer, use)[::-1]
 
     register(Other())
-    with pytest.raises(RunError, match="manifest.json is not a sound manifest: layer '0'"):
+    with pytest.raises(RunError, match="manifest.json is a corrupt manifest: layer '0'"):
         dualform.load(tmp_path / "run")

@@ -175,7 +175,7 @@ def test_what_is_not_a_run_says_so(tmp_path: Path, run: Path) -> None:
     manifest = run / "manifest.json"
     content = manifest.read_text()
     for text, message in [
-        ("", "manifest.json is not a sound manifest: Expecting value"),
+        ("", "manifest.json is a corrupt manifest: Expecting value"),
         ("[]", "not the manifest of a dualform run"),
         ('{"format": "dualform", "version": 3}', "format version 3, this dualform reads 2: upgrade"),
         ('{"format": "dualform", "version": 1}', "recorded by an older dualform: record again"),

@@ -154,7 +154,7 @@ def test_damage_in_memory_is_told_by_name() -> None:
     with pytest.raises(RunError, match="memory:shard-000002.safetensors is damaged: the checksum of .* does not fit"):
         dualform.load(memory).verify()
     memory.write("shard-000002.safetensors", [content[:-1]])
-    with pytest.warns(UserWarning, match="memory:shard-000002.safetensors is not a sound shard"):
+    with pytest.warns(UserWarning, match="memory:shard-000002.safetensors is a corrupt shard"):
         assert dualform.load(memory).steps == SYNCED[0]
 
 
