@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import RunError
-from dualform.store.ahead import WORTH, Checksum
 from dualform.store.backend import Backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.parse import info_from_json
+from dualform.store.prefetch import MIN_BYTES, Checksum
 from dualform.store.schema import EXPONENTS, SLOTS, STATE, Layer, Manifest, header_digest, slot_tensor, tag_tensor
 from dualform.store.shard_file import NUMPY, read_header
 from dualform.store.validate import check_contents
@@ -88,7 +88,7 @@ class Shard:
         """Begin to check a tensor, if it is there and large: what is found is told to who asks for it."""
         if name in self and name not in self._arrays and name not in self._begun:
             content = self._blob.read(*self._spans[name])
-            if content.nbytes >= WORTH:
+            if content.nbytes >= MIN_BYTES:
                 self._begun[name] = Checksum(content.data)
                 self._begun[name].begin()
 

@@ -14,7 +14,7 @@ import zlib
 from contextlib import suppress
 from threading import Thread
 
-WORTH = 1 << 20  # bytes: to begin a thread takes as long as to read a tenth of this
+MIN_BYTES = 1 << 20  # bytes: to begin a thread takes as long as to read a tenth of this
 
 
 class Checksum:

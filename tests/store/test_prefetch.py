@@ -23,9 +23,9 @@ from dualform.store import (
     Storage,
     Use,
 )
-from dualform.store.ahead import WORTH, Checksum
+from dualform.store.prefetch import MIN_BYTES, Checksum
 
-WIDTH, ROWS, SHARDS = 256, WORTH // 512, 3
+WIDTH, ROWS, SHARDS = 256, MIN_BYTES // 512, 3
 LAYER = Layer("fc", "Linear", WIDTH, 2, KeyLayout(WIDTH), (Use(Parameter("fc.weight", (2, WIDTH), 0), (0, WIDTH)),))
 KEYS = "slots/fc/keys"  # of a shard: just worth a thread
 CONTENT = bytes(range(256)) * 100
@@ -107,7 +107,7 @@ def test_small_tensors_and_states_begin_nothing(path: Path, threads: list[Thread
 
 
 def test_a_large_state_begins_nothing(path: Path, threads: list[Thread], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualform.store.shard.WORTH", 1)
+    monkeypatch.setattr("dualform.store.shard.MIN_BYTES", 1)
     Run(path).shards[1]["state/parameters/fc.weight"]
     assert not threads
 
