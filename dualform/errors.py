@@ -10,11 +10,11 @@ DualformError
 │   └── RunExists              the directory is already in use
 ├── RunError                   a directory is not a readable run
 ├── QueryError                 the question does not fit the memory
-│   ├── UnknownName            no such layer, tag or value; lists those there are
+│   ├── UnknownName            no such layer, tag or value; lists those to choose from
 │   └── NotRecorded            the run does not hold what the question needs
 ├── DataError                  a data set is not found, not downloadable or malformed
-├── Refused                    the viewer is asked something it cannot answer
-├── CannotServe                the viewer has no address to be found at
+├── Refused                    the viewer cannot answer a request
+├── CannotServe                the viewer cannot listen: no such address, or its port is not free
 └── MissingExtra               an optional dependency is not installed
 """
 
@@ -66,10 +66,17 @@ class NotRecorded(QueryError):
 
 
 class UnknownName(QueryError):
-    """No such layer, tag or value. The message lists those there are."""
+    """No such layer, tag or value; the message lists those to choose from.
+
+    Args:
+        kind: What sort of name it is, such as "layer".
+        name: The unknown one.
+        known: All that are known.
+    """
 
     def __init__(self, kind: str, name: object, known: Iterable[object]) -> None:
-        super().__init__(f"no {kind} {name!r}; there is {listing(known)}")
+        names = list(known)
+        super().__init__(f"no {kind} {name!r}; {f'choose from {listing(names)}' if names else 'there are none'}")
 
 
 class DataError(DualformError):
@@ -77,7 +84,13 @@ class DataError(DualformError):
 
 
 class Refused(DualformError):
-    """Said no to, with HTTP's status for it; `job` is what has to be done first, should that be the reason."""
+    """The viewer cannot answer a request.
+
+    Args:
+        reason: Why not.
+        status: HTTP's status for it.
+        job: Work in the background that has to be done first, if that is the reason.
+    """
 
     def __init__(self, reason: str, status: int = 422, job: str | None = None) -> None:
         super().__init__(reason)
@@ -85,7 +98,7 @@ class Refused(DualformError):
 
 
 class CannotServe(DualformError):
-    """There is no such address, or its port is not free."""
+    """The viewer cannot listen: no such address, or its port is not free."""
 
 
 class MissingExtra(DualformError):
@@ -96,7 +109,7 @@ class MissingExtra(DualformError):
 
 
 def listing(names: Iterable[object], most: int = 20) -> str:
-    """`'a', 'b', 'c' and 17 more`: names as they stand in an error message."""
+    """Return names as an error message has them: `'a', 'b', 'c' and 17 more`."""
     shown = [repr(name) for name in names]
     if not shown:
         return "nothing"

@@ -46,5 +46,5 @@ def test_a_view_sees_only_its_own(memory: dualform.Memory) -> None:
 
 
 def test_an_unknown_tag_is_named(memory: dualform.Memory) -> None:
-    with pytest.raises(UnknownName, match="no tag 'colour'; there is 'label', 'task'"):
+    with pytest.raises(UnknownName, match="no tag 'colour'; choose from 'label', 'task'"):
         memory.seen("0", by="colour")

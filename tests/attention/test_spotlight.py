@@ -194,17 +194,17 @@ def test_an_empty_view_answers_with_nothing_but_the_initial_part(
 def test_unknown_names_raise_and_list_the_known_ones(case: tuple[Memory, nn.Sequential, Naive, Tensor]) -> None:
     memory, model, _, queries = case
     spotlight = memory.attend(model, queries)
-    with pytest.raises(UnknownName, match="no layer 'nope'; there is '0', '2'"):
+    with pytest.raises(UnknownName, match="no layer 'nope'; choose from '0', '2'"):
         spotlight["nope"]
     with pytest.raises(UnknownName, match="no layer 'nope'"):
         memory.weights("nope")
-    with pytest.raises(UnknownName, match="no tag 'nope'; there is 'id', 'label', 'task'"):
+    with pytest.raises(UnknownName, match="no tag 'nope'; choose from 'id', 'label', 'task'"):
         spotlight["0"].total(by="nope")
     with pytest.raises(UnknownName, match="no tag 'nope'"):
         memory.where(nope=1)
-    with pytest.raises(UnknownName, match="no value of tag 'label': 7; there is 0, 1, 2"):
+    with pytest.raises(UnknownName, match="no value of tag 'label': 7; choose from 0, 1, 2"):
         memory.where(label=7)
-    with pytest.raises(UnknownName, match="there is 'first', 'second'"):
+    with pytest.raises(UnknownName, match="choose from 'first', 'second'"):
         memory.without(task="third")
     with pytest.raises(UnknownName, match="column"):
         spotlight["0"].top(1)["nope"]

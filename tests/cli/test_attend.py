@@ -153,8 +153,8 @@ BAD_QUESTIONS: dict[str, tuple[list[object], str]] = {
     "odd file": (asked(Path("run"), inputs="models.py"), "models.py is neither .npy nor .safetensors"),
     "no such input": (asked(Path("run"), "--index", 4), "there is no input 4; there are 4, counted from 0"),
     "negative input": (asked(Path("run"), "--index", -1), "there is no input -1"),
-    "no such layer": (asked(Path("run"), "--layer", "7"), "no layer '7'; there is '0', '2'"),
-    "no such group": (asked(Path("run"), "--by", "colour"), "no tag 'colour'; there is 'id', 'label', 'task'"),
+    "no such layer": (asked(Path("run"), "--layer", "7"), "no layer '7'; choose from '0', '2'"),
+    "no such group": (asked(Path("run"), "--by", "colour"), "no tag 'colour'; choose from 'id', 'label', 'task'"),
     "no such target": (asked(Path("run"), "--contribution", "--target", 2), "has classes 0 to 1; the target is 2"),
     "target of attention": (asked(Path("run"), "--target", 1), "it needs --contribution"),
     "contribution to a prompt": (asked(Path("run"), "--contribution", "--prompt", "a"), "does not go with --prompt"),
@@ -192,4 +192,4 @@ def test_attend_says_so_when_inputs_are_damaged(run: Path, name: str) -> None:
 
 def test_attend_lists_the_tensors_it_could_not_choose_from(run: Path) -> None:
     save_file({"a": torch.zeros(1), "b": torch.zeros(1)}, "two.safetensors")
-    assert "called 'inputs'; there is 'a', 'b'" in fails(*asked(run, inputs="two.safetensors"))
+    assert "called 'inputs'; choose from 'a', 'b'" in fails(*asked(run, inputs="two.safetensors"))

@@ -30,6 +30,6 @@ def test_an_unknown_optimiser_is_refused_before_anything_is_done(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     reason = fails("demo", "--optimizer", "lbfgs")
-    assert "no optimiser 'lbfgs'; there is " in reason
+    assert "no optimiser 'lbfgs'; choose from " in reason
     assert all(repr(name) in reason for name in demo.OPTIMIZERS)
     assert not any(tmp_path.iterdir())

@@ -18,5 +18,5 @@ def test_every_name_loads_its_own_text(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(UnknownName, match="no text 'bible'; there is 'topics', 'aesop', 'wikitext-2'"):
+    with pytest.raises(UnknownName, match="no text 'bible'; choose from 'topics', 'aesop', 'wikitext-2'"):
         library.load("bible")

@@ -138,5 +138,5 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
 
 
 def test_unknown_names_list_the_known() -> None:
-    with pytest.raises(UnknownName, match="no data set 'emnist'; there is 'mnist', 'fashion-mnist'"):
+    with pytest.raises(UnknownName, match="no data set 'emnist'; choose from 'mnist', 'fashion-mnist'"):
         mnist.load("emnist")

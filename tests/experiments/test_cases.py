@@ -52,5 +52,5 @@ def test_no_such_input(name: str) -> None:
 
 def test_no_such_task() -> None:
     on = two_tasks()
-    with pytest.raises(UnknownName, match="no task 'third'; there is 'first', 'second'"):
+    with pytest.raises(UnknownName, match="no task 'third'; choose from 'first', 'second'"):
         named(["third:1"], on, [task.test.labels for task in on])

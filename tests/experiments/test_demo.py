@@ -57,7 +57,7 @@ def test_the_names_are_those_of_torch(tmp_path: Path) -> None:
 
 
 def test_an_unknown_optimiser_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(UnknownName, match="no optimiser 'Lion'; there is 'sgd', 'adam'"):
+    with pytest.raises(UnknownName, match="no optimiser 'Lion'; choose from 'sgd', 'adam'"):
         demo.train(tmp_path / "run", optimizer="Lion", steps=1)
     assert not (tmp_path / "run").exists()
 

@@ -128,5 +128,5 @@ def test_copies_have_no_taps() -> None:
 
 
 def test_an_unknown_layer_raises() -> None:
-    with pytest.raises(UnknownName, match="no LSTM layer 2; there is 0, 1"):
+    with pytest.raises(UnknownName, match="no LSTM layer 2; choose from 0, 1"):
         LSTM(D_IN, HIDDEN, 2).tap(2, Spy())

@@ -159,7 +159,7 @@ def test_several_queries_in_one_figure_are_refused(draw: Any) -> None:
 
 
 def test_unknown_classes_are_refused_not_left_out() -> None:
-    with pytest.raises(UnknownName, match="no task 'letters'; there is 'digits'"):
+    with pytest.raises(UnknownName, match="no task 'letters'; choose from 'digits'"):
         plots.total_per_class(RIGHT, {"layer-0": table([("letters", 0, 1.0)], "total")}, ONE)
-    with pytest.raises(UnknownName, match="no label of digits 3; there is 0, 1, 2"):
+    with pytest.raises(UnknownName, match="no label of digits 3; choose from 0, 1, 2"):
         plots.attention_per_class(RIGHT, {"layer-0": table([("digits", 3, 1.0)], "score")}, ONE)

@@ -51,7 +51,7 @@ def test_layers_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
     model = network(nn.ReLU())
     assert dualform.record(model, sgd(model), tmp_path / "a", layers="2").layers == ["2"]
     assert dualform.record(model, sgd(model), tmp_path / "b", layers=["*"]).layers == ["0", "2"]
-    with pytest.raises(UnknownName, match="no linear layer 'head'; there is '0', '2'"):
+    with pytest.raises(UnknownName, match="no linear layer 'head'; choose from '0', '2'"):
         dualform.record(model, sgd(model), tmp_path / "c", layers="head")
 
 

@@ -142,7 +142,7 @@ def test_questions_that_do_not_fit(hit: Table, choices: dict[str, int], what: st
 
 
 def test_a_table_without_positions_says_what_it_has() -> None:
-    with pytest.raises(UnknownName, match="no column 'position'; there is 'score'"):
+    with pytest.raises(UnknownName, match="no column 'position'; choose from 'score'"):
         passages(sentences, Table({"score": np.ones(1)}))
 
 

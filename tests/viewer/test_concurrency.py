@@ -69,7 +69,7 @@ def test_a_job_that_fails_says_so_and_the_next_begins(capsys: pytest.CaptureFixt
     jobs.run()
     told = jobs.to_list()
     assert [one["failed"] for one in told] == [
-        "no layer '7'; there is '0', '2'",
+        "no layer '7'; choose from '0', '2'",
         "this failed unexpectedly; the terminal has the reason",
         None,
     ]

@@ -228,7 +228,7 @@ def test_a_reason_is_short_whatever_is_sent(port: int) -> None:
 def test_an_unknown_question(port: int, name: str) -> None:
     found = ask(port, "POST", f"/api/{name}", b"{}", JSON)
     assert found.status == 404
-    assert found.error().endswith("there is " + ", ".join(map(repr, Few.names)))
+    assert found.error().endswith("choose from " + ", ".join(map(repr, Few.names)))
     assert len(found.error()) < 300
 
 
