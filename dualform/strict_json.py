@@ -1,8 +1,7 @@
 """JSON read with suspicion: no key twice, every entry present and of its type, none left over; and written without NaN.
 
-    entry = Document(parse('{"name": "0", "d_in": 784}'), "a layer")
-    entry.text("name"), entry.count("d_in")
-    entry.end()
+    with Document(parse('{"name": "0", "d_in": 784}'), "a layer") as entry:
+        entry.text("name"), entry.count("d_in")
 
 Whatever is wrong raises a ValueError that says what, or a RecursionError. Names can be shown as they are: nothing in
 them moves a cursor or turns the direction of writing.
@@ -77,6 +76,13 @@ class Document:
         if not isinstance(content, dict):
             raise ValueError(f"{what} is not an object")
         self._left, self._what = dict(content), what
+
+    def __enter__(self) -> "Document":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.end()
 
     def text(self, name: str) -> str:
         return self._printable(name, self._take(name, str, "a text"))

@@ -52,7 +52,7 @@ def _check_restored(snapshot: Shard, state: Mapping[str, Column], manifest: Mani
     """Compare a model and its optimisers with how the run left them; raises with the layer and the distance."""
     stored = {name.removeprefix(STATE): name for name in snapshot.names(STATE)}
     there = {short: (snapshot.dtype(name), snapshot[name]) for short, name in stored.items() if _compared(short)}
-    given = {name: (column.name_of_dtype, column.blocks[0]) for name, column in state.items() if _compared(name)}
+    given = {name: (column.dtype_code, column.blocks[0]) for name, column in state.items() if _compared(name)}
     for name in sorted({*there, *given}, key=_weights_first):
         fault = _fault(there.get(name), given.get(name))
         if fault:

@@ -27,7 +27,7 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
     value_exponent: Array | None
     factors: Array  # (trained parts,): how much of the pass was in the step's gradient
     tags: Mapping[str, Array]  # (n,) each
-    may_repeat: bool  # the keys do not depend on anything trained: they may be seen again
+    may_repeat: bool  # the keys do not depend on anything trained: they may come again
     visits: Array | None = None  # (n,): how many slots each of these is the sum of, in a merged memory
 
     @property
@@ -65,7 +65,7 @@ class Chapter:
         self.nbytes += sum(rows.nbytes for passes in step.rows.values() for rows in passes)
 
     def tables(self) -> dict[str, Column]:
-        """The ledger and the audit as columns."""
+        """Return the ledger and the audit as columns."""
         columns: dict[str, Column] = {}
         if self.steps:
             for parameter in self.steps[0].ledger:
@@ -77,7 +77,7 @@ class Chapter:
         return columns
 
     def passes(self, layer: str) -> list[tuple[int, Rows]]:
-        """All backward passes through a layer, each with the number of its step; merged ones count as the last."""
+        """Return all backward passes through a layer, each with the number of its step; merged ones as the last."""
         if layer in self.merged:
             return [(self.last_step - 1, self.merged[layer])]
         numbered = enumerate(self.steps, start=self.first_step)
@@ -85,7 +85,7 @@ class Chapter:
 
 
 def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column]:
-    """Everything about a layer's slots but their keys and tags; the large ones block by block, uncopied."""
+    """Return everything about a layer's slots but their keys and tags; large columns block by block, uncopied."""
     columns = {
         "pass_step": Column([np.array([step for step, _ in passes], dtype=np.int64)]),
         "pass_rows": Column([np.array([len(rows.keys) for _, rows in passes], dtype=np.int64)]),
@@ -94,7 +94,13 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     values = [rows.values for _, rows in passes if rows.values is not None]
     exponents = [rows.value_exponent for _, rows in passes if rows.value_exponent is not None]
     if values:
-        columns |= _value_columns(neighbours_joined(values))
+        joined = neighbours_joined(values)
+        sparse = without_zeros(joined)
+        if sparse is None:
+            columns["values"] = Column(joined)
+        else:
+            bits, entries = sparse
+            columns |= {"value_mask": Column(bits), "values": Column(entries)}
     if exponents:
         columns["value_exponent"] = Column([np.concatenate(exponents)])
     visits = [rows.visits for _, rows in passes if rows.visits is not None]
@@ -103,21 +109,12 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     return {slot_tensor(layer, name): column for name, column in columns.items()}
 
 
-def _value_columns(values: list[Array]) -> dict[str, Column]:
-    """As they are, or without their zeros."""
-    found = without_zeros(values)
-    if found is None:
-        return {"values": Column(values)}
-    bits, entries = found
-    return {"value_mask": Column(bits), "values": Column(entries)}
-
-
 def tag_column(blocks: list[Array]) -> tuple[Column, list[str] | None]:
-    """A tag's column in the narrowest integers that hold it; strings become codes and a dictionary."""
+    """Return a tag's column in the narrowest integers that hold it; strings become codes, and their texts a list."""
     whole = np.concatenate(blocks)
     if whole.dtype.kind in "US":
         strings, codes = np.unique(whole, return_inverse=True)
-        return Column([_narrow(codes.astype(np.int64))]), [str(s) for s in strings]
+        return Column([_narrow(codes.astype(np.int64))]), [str(text) for text in strings]
     return Column([_narrow(whole) if whole.dtype == np.int64 else whole]), None
 
 

@@ -1,9 +1,10 @@
-"""Where a run is to be: emptied for a new one, or cut back for one that goes on; both behind the lock.
+"""Make room for a run: empty its place for a new one, or cut back one that is resumed; both behind the lock.
 
 Shards are removed from the last to the first, so that whatever stops this leaves a shorter run, not a broken one.
 """
 
 import re
+from contextlib import suppress
 
 from dualform.atomic_file import UNFINISHED
 from dualform.errors import CannotResume, RunError, RunExists, StorageError, listing
@@ -16,7 +17,7 @@ _SHARD = re.compile(rf"shard-(\d{{6,}})\.safetensors({re.escape(UNFINISHED)})?")
 
 
 def claim(where: Where, overwrite: bool) -> Lock:
-    """An empty place for a run; an old run goes only if told, anything else never."""
+    """Lock an empty place for a run; an old run is removed only with `overwrite`, anything else never."""
     backend = open_backend(where)
     try:
         backend.create()
@@ -24,7 +25,12 @@ def claim(where: Where, overwrite: bool) -> Lock:
         lock = backend.lock()  # raises while someone is recording there
         try:
             _check_replaceable(backend, overwrite)  # once more: now nobody else can change it
-            _empty(backend)
+            _remove_shards(backend, 0)
+            names = backend.names()
+            for name in sorted(names - {MANIFEST}):
+                backend.delete(name)
+            if MANIFEST in names:  # last, so that until then it can be seen what this was
+                backend.delete(MANIFEST)
         except BaseException:
             lock.release()
             raise
@@ -35,8 +41,12 @@ def claim(where: Where, overwrite: bool) -> Lock:
 
 def _check_replaceable(backend: Backend, overwrite: bool) -> None:
     names = backend.names() - {MANIFEST + UNFINISHED, shard_name(0) + UNFINISHED}
-    if not names or (names == {MANIFEST} and _is_ours(backend)):  # left by a recording that sealed nothing
+    if not names:
         return
+    if names == {MANIFEST}:
+        with suppress(RunError):
+            read_manifest(backend)
+            return  # it was left by a recording that sealed nothing
     if MANIFEST not in names:
         raise RunExists(f"{backend.describe()} is not empty and not a dualform run; choose another directory")
     if not overwrite:
@@ -46,34 +56,16 @@ def _check_replaceable(backend: Backend, overwrite: bool) -> None:
         )
 
 
-def _is_ours(backend: Backend) -> bool:
-    try:
-        read_manifest(backend)
-    except RunError:
-        return False
-    return True
-
-
-def _empty(backend: Backend) -> None:
-    """Remove everything; the manifest last, so that it can be told what this was."""
-    _remove_shards(backend, 0)
-    names = backend.names()
-    for name in sorted(names - {MANIFEST}):
-        backend.delete(name)
-    if MANIFEST in names:
-        backend.delete(MANIFEST)
-
-
 def _remove_shards(backend: Backend, first: int) -> None:
-    """Remove all shards from a number on, whole or unfinished; each removal lasts before the next one begins."""
-    found = [(int(match[1]), name) for name in backend.names() if (match := _SHARD.fullmatch(name))]
-    later = sorted(one for one in found if one[0] >= first)
-    for _, name in reversed(later):
-        backend.delete(name)
+    """Remove all shards from a number on, whole or unfinished; each removal is durable before the next one begins."""
+    shards = [(int(match[1]), name) for name in backend.names() if (match := _SHARD.fullmatch(name))]
+    for index, name in sorted(shards, reverse=True):
+        if index >= first:
+            backend.delete(name)
 
 
 class Resumption:
-    """A run that goes on at a step: locked and looked at, and only then, by `cut`, changed."""
+    """A run that is resumed at a step: locked and checked, and only then, by `cut`, changed."""
 
     def __init__(self, where: Where, step: int) -> None:
         backend = open_backend(where)
@@ -81,25 +73,22 @@ class Resumption:
         self.lock = backend.lock()
         try:
             self.run = Run(backend)
-            self.snapshot = self._at(step)
+            sealed = self.run.sealed
+            if step not in sealed:
+                raise CannotResume(
+                    f"{backend.describe()} was never sealed at step {step}; it can be resumed from {listing(sealed)}. "
+                    "Call recorder.sync() where you save a checkpoint"
+                )
+            self.snapshot = sealed[step]
         except BaseException:
             self.lock.release()
             raise
-
-    def _at(self, step: int) -> Shard:
-        sealed = self.run.sealed
-        if step not in sealed:
-            raise CannotResume(
-                f"{self.run.backend.describe()} was never sealed at step {step}; it can be resumed from "
-                f"{listing(sealed)}. Call recorder.sync() where you save a checkpoint"
-            )
-        return sealed[step]
 
     @property
     def kinds(self) -> dict[str, str] | None:
         """The kind of each tag before the step; None: no slot has said so yet."""
         names = [layer.name for layer in self.run.manifest.layers]
-        return next((one.info.tags for one in self.kept if any(map(one.slots, names))), None)
+        return next((shard.info.tags for shard in self.kept if any(map(shard.slots, names))), None)
 
     @property
     def kept(self) -> list[Shard]:

@@ -1,4 +1,4 @@
-"""Manifests and the info of shards, read back: whole and of one piece, or a RunError that names the file."""
+"""Read manifests and the info of shards: whole and consistent, or a RunError that names the file."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -21,33 +21,31 @@ from dualform.strict_json import Document, parse
 
 
 def manifest_from_json(text: str, where: str) -> Manifest:
-    """Anything that is not a manifest raises a RunError that names `where`."""
+    """Return a manifest; anything else raises a RunError that names `where`."""
     try:
-        return _manifest(parse(text), where)
+        return _read_manifest(parse(text), where)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{where} is a corrupt manifest: {error}") from None
 
 
 def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
-    """The info of a shard, and the checksum of each tensor. Raises ValueError, RecursionError or RunError."""
-    entry = Document(parse(text), "the info")
-    _check_version(entry.count("version"), where)
-    info = ShardInfo(
-        run=entry.text("run"),
-        index=entry.count("index"),
-        previous=entry.text("previous"),
-        first_step=entry.count("first_step"),
-        last_step=entry.count("last_step"),
-        tags=entry.object("tags"),
-        strings=entry.object("strings"),
-        ended=entry.text_or_none("ended"),
-    )
-    checksums = entry.object("crc32")
-    entry.end()
-    return info, checksums
+    """Return the info of a shard, and the checksum of each tensor. Raises ValueError, RecursionError or RunError."""
+    with Document(parse(text), "the info") as entry:
+        _check_version(entry.count("version"), where)
+        info = ShardInfo(
+            run=entry.text("run"),
+            index=entry.count("index"),
+            previous=entry.text("previous"),
+            first_step=entry.count("first_step"),
+            last_step=entry.count("last_step"),
+            tags=entry.object("tags"),
+            strings=entry.object("strings"),
+            ended=entry.text_or_none("ended"),
+        )
+        return info, entry.object("crc32")
 
 
-def _manifest(content: Any, where: str) -> Manifest:
+def _read_manifest(content: Any, where: str) -> Manifest:
     if not isinstance(content, dict) or content.get("format") != "dualform":
         raise RunError(f"{where} is not the manifest of a dualform run")
     _check_version(content.get("version"), where)
@@ -55,19 +53,26 @@ def _manifest(content: Any, where: str) -> Manifest:
     if content.pop("crc32", None) != checksum(content):
         raise RunError(f"{where} was damaged or edited: its checksum does not fit")
     del content["format"], content["version"]
-    entry = Document(content, "the manifest")
-    parameters = [_parameter(Document(one, "a parameter")) for one in entry.list("parameters")]
-    by_name = {parameter.name: parameter for parameter in parameters}
-    manifest = Manifest(
-        run=entry.text("run"),
-        created=entry.text("created"),
-        software=entry.text("software"),
-        storage=_storage(Document(entry.object("storage"), "storage")),
-        optimizers=tuple(_optimizer(Document(one, "an optimizer")) for one in entry.list("optimizers")),
-        layers=tuple(_layer(Document(one, "a layer"), by_name) for one in entry.list("layers")),
-        about=entry.object("about"),
-    )
-    entry.end()
+    with Document(content, "the manifest") as entry:
+        with Document(entry.object("storage"), "storage") as stored:
+            storage = Storage(stored.text("dtype"), stored.flag("values"), stored.text_or_none("merge"))
+        if storage.dtype not in PRECISIONS or (storage.values and storage.merge is not None):
+            raise ValueError(f"nothing is stored like this: {storage}")
+        optimizers = []
+        for described in entry.list("optimizers"):
+            with Document(described, "an optimizer") as optimizer:
+                optimizers.append(Optimizer(optimizer.text("kind"), optimizer.texts("columns")))
+        parameters = [_read_parameter(described) for described in entry.list("parameters")]
+        by_name = {parameter.name: parameter for parameter in parameters}
+        manifest = Manifest(
+            run=entry.text("run"),
+            created=entry.text("created"),
+            software=entry.text("software"),
+            storage=storage,
+            optimizers=tuple(optimizers),
+            layers=tuple(_read_layer(described, by_name) for described in entry.list("layers")),
+            about=entry.object("about"),
+        )
     if len(by_name) < len(parameters) or {*by_name.values()} != {*manifest.parameters}:
         raise ValueError("its parameters do not have names of their own, or are not used")
     _check_layers(manifest)
@@ -75,7 +80,7 @@ def _manifest(content: Any, where: str) -> Manifest:
 
 
 def _check_version(version: Any, where: str) -> None:
-    """Only this version is read; of another one it is said what to do."""
+    """Raise unless it is the version that is read; say what to do about another one."""
     if type(version) is int and version == VERSION:  # 2.0 is equal to 2, and not what we write
         return
     older = type(version) is int and 0 < version < VERSION
@@ -83,55 +88,36 @@ def _check_version(version: Any, where: str) -> None:
     raise RunError(f"{where} has format version {version!r}, this dualform reads {VERSION}: {remedy}")
 
 
-def _storage(entry: Document) -> Storage:
-    storage = Storage(entry.text("dtype"), entry.flag("values"), entry.text_or_none("merge"))
-    entry.end()
-    if storage.dtype not in PRECISIONS or (storage.values and storage.merge is not None):
-        raise ValueError(f"nothing is stored like this: {storage}")
-    return storage
-
-
-def _optimizer(entry: Document) -> Optimizer:
-    optimizer = Optimizer(entry.text("kind"), entry.texts("columns"))
-    entry.end()
-    return optimizer
-
-
-def _parameter(entry: Document) -> Parameter:
-    name, shape, optimizer = entry.text("name"), entry.list("shape"), entry.count_or_none("optimizer")
-    entry.end()
+def _read_parameter(content: Any) -> Parameter:
+    with Document(content, "a parameter") as entry:
+        name, shape, optimizer = entry.text("name"), entry.list("shape"), entry.count_or_none("optimizer")
     if not all(type(size) is int and size > 0 for size in shape):
         raise ValueError(f"the shape of parameter {name!r} is not one: {shape}")
     return Parameter(name, tuple(shape), optimizer)
 
 
-def _layer(entry: Document, parameters: Mapping[str, Parameter]) -> Layer:
-    uses = tuple(_use(Document(one, "a use"), parameters) for one in entry.list("uses"))
-    keys = _keys(Document(entry.object("keys"), "keys"))
-    layer = Layer(entry.text("name"), entry.text("kind"), entry.count("d_in", 1), entry.count("d_out", 1), keys, uses)
-    entry.end()
-    return layer
+def _read_layer(content: Any, parameters: Mapping[str, Parameter]) -> Layer:
+    with Document(content, "a layer") as entry:
+        uses = tuple(_read_use(described, parameters) for described in entry.list("uses"))
+        with Document(entry.object("keys"), "keys") as described:
+            keys = KeyLayout(described.count("width", 1), described.flag("index"))
+        d_in, d_out = entry.count("d_in", 1), entry.count("d_out", 1)
+        return Layer(entry.text("name"), entry.text("kind"), d_in, d_out, keys, uses)
 
 
-def _keys(entry: Document) -> KeyLayout:
-    keys = KeyLayout(entry.count("width", 1), entry.flag("index"))
-    entry.end()
-    return keys
-
-
-def _use(entry: Document, parameters: Mapping[str, Parameter]) -> Use:
-    columns = None if entry.is_none("columns") else entry.list("columns")
-    if columns is not None and not (len(columns) == 2 and all(type(one) is int for one in columns)):
+def _read_use(content: Any, parameters: Mapping[str, Parameter]) -> Use:
+    with Document(content, "a use") as entry:
+        columns = None if entry.is_none("columns") else entry.list("columns")
+        name = entry.text("parameter")
+    if columns is not None and not (len(columns) == 2 and all(type(column) is int for column in columns)):
         raise ValueError(f"the columns of a use are not two whole numbers: {columns}")
-    name = entry.text("parameter")
-    entry.end()
     if name not in parameters:
         raise ValueError(f"parameter {name!r} is used, and not described")
     return Use(parameters[name], None if columns is None else (columns[0], columns[1]))
 
 
 def _check_layers(manifest: Manifest) -> None:
-    """What the rest of the code takes for granted of any layer. Whether it is one of its kind, the kinds tell."""
+    """Raise unless layers are what the code takes for granted of any kind; the kinds check what is special to them."""
     names = [layer.name for layer in manifest.layers]
     if not names or len({*names}) < len(names):
         raise ValueError("its layers do not have names of their own")

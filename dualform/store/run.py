@@ -1,4 +1,4 @@
-"""Opens a run: the manifest and the longest valid prefix of its shards, as memory maps.
+"""Open a run: the manifest and the longest valid prefix of its shards, as memory maps.
 
 Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
 """
@@ -15,7 +15,7 @@ from dualform.store.parse import manifest_from_json
 from dualform.store.schema import MANIFEST, Manifest, ledger_tensor, shard_name
 from dualform.store.shard import Shard
 
-_LONGEST_MANIFEST = 100_000_000  # bytes; safetensors allows as many for the header of a shard
+_MAX_MANIFEST_BYTES = 100_000_000  # safetensors allows as many for the header of a shard
 
 
 class Run:
@@ -30,12 +30,12 @@ class Run:
         self.shards: list[Shard] = []
         self.unread: str | None = None
         self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
-        for index in range(self._files()):
+        for index in range(self._count_shards()):
             try:
                 shard = Shard(self.backend, shard_name(index))
                 self._check_follows(shard, index)
             except FileNotFoundError:
-                if self._files() > index:  # or else the run was cut back just now
+                if self._count_shards() > index:  # or else the run was cut back just now
                     self.unread = f"{self.backend.describe(shard_name(index))} is missing"
                 break
             except RunError as error:
@@ -57,10 +57,10 @@ class Run:
         self.chapters = [(before, shard) for before, shard in pairs if shard.info.last_step > shard.info.first_step]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as the place it is in: whoever gets it opens it there."""
+        """Pickle the place it is in; whoever unpickles it opens it there."""
         return Run, (self.backend,)
 
-    def _files(self) -> int:
+    def _count_shards(self) -> int:
         try:
             names = self.backend.names()
         except OSError as error:
@@ -69,7 +69,7 @@ class Run:
 
     @property
     def path(self) -> Path:
-        """The directory of a run of local files, where other files may be beside it; raises for any other run."""
+        """The directory of a run of local files, which may hold other files too; raises for any other run."""
         if not isinstance(self.backend, LocalFiles):
             raise RunError(f"the run in {self.backend.describe()} has no directory: it is not made of local files")
         return self.backend.directory
@@ -110,23 +110,23 @@ class Run:
         return sum(shard.slots(layer) for shard in self.shards)
 
     def ledger(self, parameter: str) -> NDArray[np.float64]:
-        """All ledger lines of a parameter: (steps, 1 + columns)."""
+        """Return all ledger lines of a parameter: (steps, 1 + columns)."""
         lines = [shard[ledger_tensor(parameter)] for _, shard in self.chapters]
         return np.concatenate(lines) if lines else np.empty((0, 0))
 
     def snapshot(self, step: int) -> Shard:
-        """The latest shard whose state is from `step` or before."""
-        return next(s for s in reversed(self.shards) if s.has_state and s.info.last_step <= step)
+        """Return the latest shard whose state is from `step` or before."""
+        return next(shard for shard in reversed(self.shards) if shard.has_state and shard.info.last_step <= step)
 
 
 def read_manifest(backend: Backend) -> Manifest:
-    """What a run says it is; raises if it is none."""
+    """Return the manifest of a run; raise a RunError if there is none."""
     if not backend.exists():
         raise RunError(f"there is no run at {backend.describe()}: no such directory")
     try:
         blob = backend.open(MANIFEST)
-        if blob.size > _LONGEST_MANIFEST:
-            raise ValueError(f"it is longer than {_LONGEST_MANIFEST:,} bytes")
+        if blob.size > _MAX_MANIFEST_BYTES:
+            raise ValueError(f"it is longer than {_MAX_MANIFEST_BYTES:,} bytes")
         return manifest_from_json(blob.read(0, blob.size).tobytes().decode(), backend.describe(MANIFEST))
     except FileNotFoundError:
         raise RunError(f"{backend.describe()} is not a dualform run: it has no {MANIFEST}") from None

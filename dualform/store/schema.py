@@ -1,11 +1,11 @@
-"""The words of the on-disk format: what a manifest says, how the tensors of a shard are called, in which precisions.
+"""Define the on-disk format: what a manifest says, how the tensors of a shard are called, in which precisions.
 
     parameter = Parameter("fc.weight", (10, 784), optimizer=0)
     layer = Layer("fc", "Linear", 784, 10, KeyLayout(784), (Use(parameter, (0, 784)),))
     shard[slot_tensor("fc", "keys")]
 
 Coefficients belong to parameters, slots to layers: a layer *uses* parameters, and a parameter may have several uses,
-like a head that is tied to an embedding. docs/format.md tells the same story for people. Nothing here touches a file.
+like a head that is tied to an embedding. docs/format.md describes the same for people. Nothing here touches a file.
 """
 
 import json
@@ -51,7 +51,7 @@ DTYPES = {
 
 
 def clean_name(name: str) -> str:
-    """A module's or parameter's name without what torch.compile and parallel wrappers put before it."""
+    """Return a module's or parameter's name without what torch.compile and parallel wrappers put before it."""
     for wrapper in _WRAPPERS:
         while name.startswith(wrapper):
             name = name.removeprefix(wrapper)
@@ -67,7 +67,7 @@ STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS = "state/parameters/", "state/
 
 
 def slot_tensor(layer: str, column: str) -> str:
-    """A column of a layer's slots: keys, key_index, key_exponent, values, value_mask, value_exponent, factors, ..."""
+    """Return the name of a column of a layer's slots: keys, key_index, key_exponent, values, value_mask, factors, ..."""
     return f"{SLOTS}{layer}/{column}"
 
 
@@ -172,7 +172,7 @@ class Storage:
         return PRECISIONS[self.dtype]
 
     def slot_nbytes(self, layer: Layer) -> int:
-        """What a slot of a layer takes, before repeated keys and zeros are left out."""
+        """Return how many bytes a slot of a layer takes, before repeated keys and zeros are left out."""
         number, exponent = self.precision.nbytes, 2 * self.precision.scaled
         key = 4 * layer.keys.width if layer.keys.index else number * layer.keys.width + exponent
         return key + (number * layer.d_out + exponent if self.values else 0)
@@ -204,7 +204,7 @@ class Manifest:
         return tuple(dict.fromkeys(use.parameter for layer in self.layers for use in layer.uses))
 
     def uses(self, parameter: Parameter) -> list[tuple[Layer, Use]]:
-        """Everything that is done with a parameter."""
+        """Return every use of a parameter, with its layer."""
         return [(layer, use) for layer in self.layers for use in layer.uses if use.parameter == parameter]
 
     def to_json(self) -> str:
@@ -226,7 +226,7 @@ class Manifest:
 
 
 def checksum(content: dict[str, Any]) -> int:
-    """Of a JSON document, however it is laid out."""
+    """Return the CRC-32 of a JSON document, however it is laid out."""
     return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
@@ -248,6 +248,6 @@ class ShardInfo:
 
 
 def header_digest(tensors: dict[str, Any], info: str) -> str:
-    """Covers the part of a shard that no tensor's checksum does: its table of contents and its info."""
+    """Return the checksum of what no tensor's checksum covers: a shard's table of contents and its info."""
     table = json.dumps(tensors, sort_keys=True, separators=(",", ":"))
     return f"{zlib.crc32(info.encode(), zlib.crc32(table.encode())):08x}"

@@ -22,8 +22,8 @@ from dualform.strict_json import printable
 
 Array = NDArray[Any]
 
-_MOST_VISITS = 1 << 53
-_WIDEST = 64  # signs of a text
+_MAX_VISITS = 1 << 53
+_MAX_ARRAY_CHARACTERS = 64  # of a text in an array of fixed width
 
 
 class Shard:
@@ -52,7 +52,7 @@ class Shard:
         self._spans = {name: (start + first, start + end) for name, (first, end) in offsets.items()}
 
     def check_contents(self, manifest: Manifest) -> None:
-        """Raise unless every tensor is there that a run of this manifest has, in its dtype and shape."""
+        """Raise unless it has every tensor that a run of this manifest has, in its dtype and shape."""
         try:
             check_contents(manifest, self.info, self._tensors)
         except ValueError as error:
@@ -85,7 +85,7 @@ class Shard:
         return array if array.flags.aligned else array.copy()
 
     def expect(self, name: str) -> None:
-        """Begin to check a tensor, if it is there and large: what is found is told to who asks for it."""
+        """Begin to check a large tensor; whoever asks for it later gets it checked, or the error."""
         if name in self and name not in self._arrays and name not in self._begun:
             content = self._blob.read(*self._spans[name])
             if content.nbytes >= MIN_BYTES:
@@ -93,7 +93,7 @@ class Shard:
                 self._begun[name].begin()
 
     def dtype(self, name: str) -> str:
-        """safetensors' name of the dtype: numpy has none for bfloat16, whose bits come as uint16."""
+        """Return safetensors' name of the dtype: numpy has none for bfloat16, whose bits come as uint16."""
         return str(self._tensors[name]["dtype"])
 
     def names(self, prefix: str) -> list[str]:
@@ -109,17 +109,17 @@ class Shard:
         return sum(end - begin for begin, end in spans)
 
     def slots(self, layer: str) -> int:
-        """How many slots of a layer there are."""
+        """Return how many slots of a layer it has."""
         index = self._tensors.get(slot_tensor(layer, "key_index"))
         return self.key_rows(layer) if index is None else int(index["shape"][0])
 
     def key_rows(self, layer: str) -> int:
-        """How many keys of a layer are stored here."""
+        """Return how many keys of a layer are stored in it."""
         keys = self._tensors.get(slot_tensor(layer, "keys"))
         return 0 if keys is None else int(keys["shape"][0])
 
     def passes(self, layer: str) -> tuple[Array, Array]:
-        """Of each backward pass through a layer its step, and how many slots it has."""
+        """Return the step of each backward pass through a layer, and how many slots it has."""
         of_steps, of_rows = slot_tensor(layer, "pass_step"), slot_tensor(layer, "pass_rows")
         steps, rows, slots = self[of_steps], self[of_rows], self.slots(layer)
         self._check_within(steps, self.info.first_step, self.info.last_step, of_steps)
@@ -129,7 +129,7 @@ class Shard:
         return steps, rows
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
-        """The number of each slot's key among those of all shards so far, of which there are `stored`; None: in order.
+        """Return the number of each slot's key among the `stored` ones of all shards so far; None: they are in order.
 
         Raises if these, or keys that are indices themselves, point to nothing.
         """
@@ -142,7 +142,7 @@ class Shard:
         return self[index]
 
     def values(self, layer: Layer, rows: slice | Array) -> Array:
-        """Some rows of a layer's values, with their zeros if those were left out: (rows, d_out)."""
+        """Return some rows of a layer's values, with their zeros if those were left out: (rows, d_out)."""
         entries, name = self[slot_tensor(layer.name, "values")], slot_tensor(layer.name, "value_mask")
         if name not in self:
             return entries[rows]
@@ -155,7 +155,7 @@ class Shard:
         return with_zeros(bits, entries[shift + np.arange(len(shift))], layer.d_out)
 
     def _value_starts(self, layer: Layer) -> NDArray[np.int64]:
-        """Where the stored entries of each row of values begin, and where the last ones end: (slots + 1,)."""
+        """Return where the stored entries of each row of values begin, and where the last ones end: (slots + 1,)."""
         name = slot_tensor(layer.name, "value_mask")
         if name not in self._starts:
             try:
@@ -168,7 +168,7 @@ class Shard:
         return self._starts[name]
 
     def exponents(self, layer: str, of: str) -> Array | None:
-        """The power of two that each row of `key` or `value` was divided by; None: they are as they were."""
+        """Return the exponent of the power of two that each row of `key` or `value` was divided by; None: of none."""
         name = slot_tensor(layer, f"{of}_exponent")
         if name not in self._tensors:
             return None
@@ -176,15 +176,15 @@ class Shard:
         return self[name]
 
     def visits(self, layer: str) -> Array | None:
-        """How many slots each of a merged memory is the sum of."""
+        """Return how many visits each slot of a merged memory is the sum of."""
         name = slot_tensor(layer, "visits")
         if name not in self._tensors:
             return None
-        self._check_within(self[name], 1, _MOST_VISITS, name)
+        self._check_within(self[name], 1, _MAX_VISITS, name)
         return self[name]
 
     def tag(self, layer: str, tag: str) -> Array:
-        """A tag's column, strings as their codes: `strings` has the texts."""
+        """Return a tag's column, strings as their codes: `strings` has the texts."""
         name = tag_tensor(layer, tag)
         column = self[name]
         if self.info.tags[tag] == "string":
@@ -194,14 +194,14 @@ class Shard:
         return column
 
     def decoded(self, layer: str, tag: str, rows: slice | Array = slice(None)) -> Array:
-        """Some rows of a tag's column, strings as strings."""
+        """Return some rows of a tag's column, strings as strings."""
         column = self.tag(layer, tag)[rows]
         return self.strings(layer, tag)[column] if self.info.tags[tag] == "string" else column
 
     def strings(self, layer: str, tag: str) -> Array:
-        """The text of each code; long ones as objects, for in an array of numpy's all are as wide as the longest."""
+        """Return the text of each code; long ones as objects, since in a numpy array all are as wide as the longest."""
         texts = self.info.strings[f"{layer}/{tag}"]
-        return np.array(texts, dtype=object if any(len(text) > _WIDEST for text in texts) else np.str_)
+        return np.array(texts, dtype=object if any(len(text) > _MAX_ARRAY_CHARACTERS for text in texts) else np.str_)
 
     def check(self) -> None:
         """Read every byte against its checksum."""

@@ -1,4 +1,4 @@
-"""The layout of a shard: a safetensors file, with what dualform has to say in its metadata.
+"""Write and read the layout of a shard: a safetensors file, with dualform's info in its metadata.
 
 safetensors' own writer needs each tensor in one piece; ours takes lists of blocks, so that sealing a shard copies
 nothing. Its own reader needs a path; ours takes a blob of any backend, reads the header only, and refuses whatever
@@ -22,7 +22,7 @@ from dualform.strict_json import parse
 
 Array = NDArray[Any]
 
-_LONGEST_HEADER = 100_000_000  # bytes, as safetensors has it
+_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
 _SIZE_LIMIT = 1 << 64  # of lengths and offsets, as safetensors has it
 _METADATA = "__metadata__"
 
@@ -39,7 +39,7 @@ class Column:
     dtype: str | None = None
 
     @property
-    def name_of_dtype(self) -> str:
+    def dtype_code(self) -> str:
         return _CODES[self.dtype or str(self.blocks[0].dtype)]
 
     @property
@@ -52,14 +52,14 @@ class Column:
         return sum(block.nbytes for block in self.blocks)
 
     def entry(self, start: int) -> dict[str, Any]:
-        """What a table of contents says of it."""
-        return {"dtype": self.name_of_dtype, "shape": self.shape, "data_offsets": [start, start + self.nbytes]}
+        """Return its line in a table of contents."""
+        return {"dtype": self.dtype_code, "shape": self.shape, "data_offsets": [start, start + self.nbytes]}
 
 
 def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
-    """The same rows in fewer blocks: those that follow one another in memory become one, uncopied.
+    """Return the same rows in fewer blocks: those that follow one another in memory become one, uncopied.
 
-    The result is good for as long as the blocks are.
+    The result is valid for as long as the blocks are.
     """
     runs: list[tuple[Array, int]] = []  # a first block, and the rows from there on
     end = None
@@ -86,7 +86,9 @@ def write_shard(backend: Backend, name: str, columns: Mapping[str, Column], info
     ordered = sorted(columns.items(), key=lambda item: -item[1].blocks[0].itemsize)
     for tensor, column in ordered:
         header[tensor] = column.entry(offset)
-        checksums[tensor] = _checksum(column)
+        checksums[tensor] = 0
+        for block in column.blocks:
+            checksums[tensor] = zlib.crc32(_bytes(block).data, checksums[tensor])
         offset += column.nbytes
     text = info.to_json(checksums)
     digest = header_digest(header, text)
@@ -103,15 +105,8 @@ def _bytes(block: Array) -> Bytes:
     return np.ascontiguousarray(block).reshape(-1).view(np.uint8)
 
 
-def _checksum(column: Column) -> int:
-    checksum = 0
-    for block in column.blocks:
-        checksum = zlib.crc32(_bytes(block).data, checksum)
-    return checksum
-
-
 class Header(NamedTuple):
-    """What stands before the tensors of a shard."""
+    """What precedes the tensors of a shard."""
 
     tensors: dict[str, Any]  # name -> dtype, shape and data_offsets, which count from `start`
     metadata: dict[str, str]
@@ -127,7 +122,7 @@ def read_header(blob: Blob) -> Header:
     if blob.size < 8:
         raise ValueError("it is too short for a header")
     length = int.from_bytes(blob.read(0, 8).tobytes(), "little")
-    if length > min(_LONGEST_HEADER, blob.size - 8):
+    if length > min(_MAX_HEADER_BYTES, blob.size - 8):
         raise ValueError(f"its header cannot be {length:,} bytes long")
     start = 8 + length
     text = blob.read(8, start).tobytes().decode()
@@ -137,23 +132,18 @@ def read_header(blob: Blob) -> Header:
     metadata = tensors.pop(_METADATA, None)
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("its metadata are not texts by name")
-    _check_tensors(tensors, blob.size - start)
-    return Header(tensors, metadata, start)
-
-
-def _check_tensors(tensors: Mapping[str, Any], size: int) -> None:
-    """Raise unless these tensors take up so many bytes, without gaps or overlaps."""
     end = 0
     for begin, stop in sorted(_span(name, entry) for name, entry in tensors.items()):
         if begin != end:
             raise ValueError(f"its tensors leave gaps or overlap at byte {end:,}")
         end = stop
-    if end != size:
-        raise ValueError(f"its tensors take {end:,} bytes, and there are {size:,}")
+    if end != blob.size - start:
+        raise ValueError(f"its tensors take {end:,} bytes, and there are {blob.size - start:,}")
+    return Header(tensors, metadata, start)
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:
-    """Where the bytes of a tensor begin and end; as many as its dtype and shape say."""
+    """Return where the bytes of a tensor begin and end; raise unless they are as many as its dtype and shape say."""
     if not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name} is not described by its dtype, shape and offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
@@ -161,20 +151,15 @@ def _span(name: str, entry: Any) -> tuple[int, int]:
         raise ValueError(f"{name} has an unknown dtype")
     if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
         raise ValueError(f"{name} has a shape or offsets that are no whole numbers")
-    if _product(shape) * NUMPY[dtype].itemsize != offsets[1] - offsets[0]:
+    count = 1
+    for length in shape:
+        count *= length
+        if count >= _SIZE_LIMIT:  # where safetensors' arithmetic would overflow, even if a later length is 0
+            raise ValueError("it has a tensor that is too large")
+    if count * NUMPY[dtype].itemsize != offsets[1] - offsets[0]:
         raise ValueError(f"{name} does not have as many bytes as its dtype and shape say")
     return offsets[0], offsets[1]
 
 
-def _product(shape: Sequence[int]) -> int:
-    """How many numbers there are. Stops where safetensors' arithmetic would overflow, even if a later length is 0."""
-    product = 1
-    for length in shape:
-        product *= length
-        if product >= _SIZE_LIMIT:
-            raise ValueError("it has a tensor that is too large")
-    return product
-
-
 def _are_sizes(numbers: Any) -> bool:
-    return isinstance(numbers, list) and all(type(one) is int and 0 <= one < _SIZE_LIMIT for one in numbers)
+    return isinstance(numbers, list) and all(type(number) is int and 0 <= number < _SIZE_LIMIT for number in numbers)

@@ -1,4 +1,4 @@
-"""What a run is, in a few lines: for `print(memory)` and `dualform info`, without reading its slots."""
+"""Describe a run in a few lines, for `print(memory)` and `dualform info`, without reading its slots."""
 
 from dataclasses import asdict
 from typing import Any
@@ -11,7 +11,7 @@ from dualform.store.schema import AUDIT
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The facts as data."""
+    """Return the facts as data."""
     return {
         "path": run.backend.describe(),
         "run": run.manifest.run,
@@ -40,25 +40,26 @@ def summary(run: Run) -> dict[str, Any]:
 
 
 def worst_residual(run: Run) -> float:
-    """The largest share of a gradient that the audit left unexplained, over all steps and layers."""
-    found = [shard[name] for _, shard in run.chapters for name in shard.names(AUDIT)]
-    return max((float(np.nanmax(one)) for one in found if not np.isnan(one).all()), default=0.0)
+    """Return the largest share of a gradient that the audit left unexplained, over all steps and layers."""
+    audits = [shard[name] for _, shard in run.chapters for name in shard.names(AUDIT)]
+    return max((float(np.nanmax(audit)) for audit in audits if not np.isnan(audit).all()), default=0.0)
 
 
 def summary_lines(run: Run) -> dict[str, str]:
-    """The facts for people."""
+    """Return the facts as lines for people."""
     facts = summary(run)
-    layers = (f"{name} ({f['d_in']} to {f['d_out']}, {f['slots']:,} slots)" for name, f in facts["layers"].items())
+    layers = (
+        f"{name} ({layer['d_in']} to {layer['d_out']}, {layer['slots']:,} slots)"
+        for name, layer in facts["layers"].items()
+    )
     merge = facts["storage"]["merge"]
     kept = f"keys summed by {merge}" if merge else "keys and values" if facts["storage"]["values"] else "keys only"
-    going_on = (
-        ". To go on, restore your checkpoint of one and dualform.record(..., resume=STEP)" if not run.ended else ""
-    )
+    resume = "" if run.ended else ". To go on, restore your checkpoint of one and dualform.record(..., resume=STEP)"
     lines = {
         "run": facts["path"],
         "recorded": f"{facts['created']}, {facts['software']}",
         "steps": f"{facts['steps']:,} ({ending(run)})",
-        "snapshots": f"after step {listing(reversed(facts['snapshots']), most=10)}{going_on}",
+        "snapshots": f"after step {listing(reversed(facts['snapshots']), most=10)}{resume}",
         "layers": ", ".join(layers),
         "optimiser": ", ".join(facts["optimizers"]),
         "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
@@ -71,7 +72,7 @@ def summary_lines(run: Run) -> dict[str, str]:
 
 
 def ending(run: Run) -> str:
-    """How recording ended, in words."""
+    """Return how recording ended, in words."""
     if run.ended is None:
         return "not closed: cut off, or still being recorded"
     return "complete" if run.ended == "complete" else f"ended by {run.ended}"

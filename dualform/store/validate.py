@@ -1,7 +1,7 @@
-"""What must be in a shard, told from its table of contents alone: every tensor, its dtype, its shape.
+"""Validate a shard by its table of contents alone: every tensor, its dtype, its shape.
 
 Checksums say that a file is what somebody wrote. That it is what dualform writes is checked here, so that
-whoever reads a shard may take its shapes for granted. What the numbers in it say is checked where they are read.
+whoever reads a shard may take its shapes for granted. Numbers are checked where they are read.
 """
 
 from collections.abc import Mapping
@@ -37,12 +37,19 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     """Raise a ValueError that says what is wrong, if anything is."""
     if info.last_step < info.first_step:
         raise ValueError("it ends before it begins")
-    _check_tags(info)
+    for tag, kind in info.tags.items():
+        if tag in RESERVED or not tag.isprintable():
+            raise ValueError(f"a tag cannot be called {tag!r}")
+        if not isinstance(kind, str) or kind not in _TAGS:
+            raise ValueError(f"unknown kind of tag: {kind!r}")
     table = _Table(tensors)
     steps = info.last_step - info.first_step
-    if steps:
-        _take_steps(table, manifest, steps)
+    for parameter in manifest.parameters if steps else ():
+        if parameter.optimizer is not None:
+            columns = len(manifest.optimizers[parameter.optimizer].columns)
+            table.take(ledger_tensor(parameter.name), ("F64",), (steps, 1 + columns))
     for layer in manifest.layers if steps else ():
+        table.take(audit_tensor(layer.name), ("F32",), (steps,))
         if slot_tensor(layer.name, "keys") in table:
             slots = _take_slots(table, layer, manifest.storage)
             _take_tags(table, layer, info, slots)
@@ -53,63 +60,44 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     table.end()
 
 
-def _check_tags(info: ShardInfo) -> None:
-    for tag, kind in info.tags.items():
-        if tag in RESERVED or not tag.isprintable():
-            raise ValueError(f"a tag cannot be called {tag!r}")
-        if not isinstance(kind, str) or kind not in _TAGS:
-            raise ValueError(f"there is no such kind of tag: {kind!r}")
-
-
 class _Table:
-    """The table of contents, from which tensors are taken one by one."""
+    """A table of contents, from which tensors are taken one by one."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
-        self._left = {name: self._entry(name, entry) for name, entry in tensors.items()}
+        self._left: dict[str, tuple[str, tuple[int, ...]]] = {}  # name -> dtype and shape
+        for name, entry in tensors.items():
+            if not name.isprintable():
+                raise ValueError(f"the name {name!r} cannot be shown")
+            # safetensors would take a list, and leave out what it does not know.
+            if not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
+                raise ValueError(f"{name!r} is not described as a tensor is")
+            self._left[name] = entry["dtype"], tuple(entry["shape"])
         self.with_state = any(name.startswith(STATE) for name in self._left)
-
-    @staticmethod
-    def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...]]:
-        """Its dtype and shape. safetensors would take a list, and leave out what it does not know."""
-        if not name.isprintable():
-            raise ValueError(f"the name {name!r} cannot be shown")
-        if not isinstance(entry, dict) or {*entry} != {"dtype", "shape", "data_offsets"}:
-            raise ValueError(f"{name!r} is not told of as a tensor is")
-        return entry["dtype"], tuple(entry["shape"])
 
     def __contains__(self, name: str) -> bool:
         return name in self._left
 
     def rows(self, name: str) -> int:
-        """How long a tensor is that is there or not: of one that is not, none."""
+        """Return how many rows a tensor has; 0 if there is no such tensor."""
         _, shape = self._left.get(name, (None, (0,)))
         return int(shape[0]) if shape else 0
 
     def take(self, name: str, dtypes: tuple[str, ...], shape: tuple[int, ...]) -> None:
         if name not in self._left:
             raise ValueError(f"{name} is missing")
-        dtype, found = self._left.pop(name)
-        if dtype not in dtypes or found != shape:
-            raise ValueError(f"{name} is {dtype} of shape {found}, not {' or '.join(dtypes)} of shape {shape}")
+        dtype, actual = self._left.pop(name)
+        if dtype not in dtypes or actual != shape:
+            raise ValueError(f"{name} is {dtype} of shape {actual}, not {' or '.join(dtypes)} of shape {shape}")
 
     def end(self) -> None:
-        """Of the state anything else may be left: other parameters, buffers, an optimiser's own."""
+        """Raise if anything is left but state: other parameters, buffers, an optimiser's own."""
         for name in self._left:
             if not name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS)):
                 raise ValueError(f"{name} does not belong there")
 
 
-def _take_steps(table: _Table, manifest: Manifest, steps: int) -> None:
-    for layer in manifest.layers:
-        table.take(audit_tensor(layer.name), ("F32",), (steps,))
-    for parameter in manifest.parameters:
-        if parameter.optimizer is not None:
-            columns = len(manifest.optimizers[parameter.optimizer].columns)
-            table.take(ledger_tensor(parameter.name), ("F64",), (steps, 1 + columns))
-
-
 def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
-    """Everything about a layer's slots but their tags; returns how many there are."""
+    """Take everything about a layer's slots but their tags; return how many slots there are."""
 
     def take(column: str, dtypes: tuple[str, ...], *shape: int) -> None:
         table.take(slot_tensor(layer.name, column), dtypes, shape)

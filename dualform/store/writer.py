@@ -1,4 +1,4 @@
-"""Writes a run: gathers steps into chapters and seals each as a shard, in the background.
+"""Write a run: gather steps into chapters and seal each as a shard, in the background.
 
 At most two chapters are in memory, one being filled and one being written; if the disk is slower
 than the training, training waits. A shard holds steps and the state *after* them, so every sealed
@@ -24,8 +24,8 @@ from dualform.store.shard import Shard
 from dualform.store.shard_file import Column, write_shard
 from dualform.store.validate import check_contents
 
-_LONGEST = 60.0  # seconds of training that a crash may cost at most,
-_SNAPSHOTS = 8  # unless fewer slots have come than this many times the snapshot that is written with them
+_MAX_UNSEALED_SECONDS = 60.0  # of training that a crash may cost,
+_MIN_SNAPSHOTS = 8  # unless fewer slots have come than this many times the snapshot that is written with them
 
 State = Mapping[str, Column]  # "parameters/0.weight" -> tensor, and so on
 
@@ -55,7 +55,7 @@ class RunWriter:
 
     @classmethod
     def begin(cls, where: Where, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
-        """A new run: writes what is known before its first step."""
+        """Begin a new run: write what is known before its first step."""
         backend, text = open_backend(where), manifest.to_json()
         manifest_from_json(text, backend.describe(MANIFEST))  # what could not be read must not be begun
         lock = claim(backend, overwrite)
@@ -71,9 +71,9 @@ class RunWriter:
 
     @property
     def full(self) -> bool:
-        """Whether to seal: much has come together, or enough for a snapshot not to matter and some time ago."""
-        old = bool(self._chapter.steps) and monotonic() - self._begun >= _LONGEST
-        enough = min(_SNAPSHOTS * self._state_nbytes, self._chapter_bytes) if old else self._chapter_bytes
+        """Whether to seal: the chapter is large, or old and large enough for a snapshot not to matter."""
+        old = bool(self._chapter.steps) and monotonic() - self._begun >= _MAX_UNSEALED_SECONDS
+        enough = min(_MIN_SNAPSHOTS * self._state_nbytes, self._chapter_bytes) if old else self._chapter_bytes
         return self._chapter.nbytes >= enough
 
     def check(self) -> None:
@@ -107,7 +107,7 @@ class RunWriter:
         self._writing.add_done_callback(lambda _: done())
 
     def wait(self) -> None:
-        """Until everything sealed is on the disk; raises what went wrong."""
+        """Wait until everything sealed is on the disk; raise what went wrong."""
         if self._writing is None:
             return
         try:
@@ -120,7 +120,7 @@ class RunWriter:
         self._writing = None
 
     def close(self, state: State, ended: str) -> None:
-        """Seal what there is as the run's end, and give the run free."""
+        """Seal what there is as the run's end, and release the run."""
         try:
             self.seal(state, ended)
             self.wait()
@@ -128,7 +128,7 @@ class RunWriter:
             self.abandon()
 
     def abandon(self) -> None:
-        """Give the run free without another byte; what was sealed stays."""
+        """Release the run without writing another byte; what was sealed stays."""
         try:
             self._thread.shutdown(wait=True)
         finally:
@@ -148,7 +148,7 @@ class RunWriter:
             passes = chapter.passes(layer)
             if not passes:
                 continue
-            columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [r for _, r in passes])
+            columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [rows for _, rows in passes])
             for tag in chapter.tags:
                 column, texts = tag_column([rows.tags[tag] for _, rows in passes])
                 columns[tag_tensor(layer, tag)] = column
@@ -158,15 +158,12 @@ class RunWriter:
             self._manifest.run, self._index, self._previous, chapter.first_step, chapter.last_step,
             dict(chapter.tags), strings, ended,
         )  # fmt: skip
-        self._check_readable(info, columns)
-        self._previous = write_shard(self._backend, shard_name(self._index), columns, info)
-        self._index, self._sealed, self._writable = self._index + 1, chapter.last_step, True
-
-    def _check_readable(self, info: ShardInfo, columns: Mapping[str, Column]) -> None:
         try:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
-        except ValueError as error:
+        except ValueError as error:  # what could not be read must not be written
             raise StorageError(f"cannot write {self._where}: {error}") from error
+        self._previous = write_shard(self._backend, shard_name(self._index), columns, info)
+        self._index, self._sealed, self._writable = self._index + 1, chapter.last_step, True
 
 
 def _nbytes(state: State) -> int:
@@ -174,7 +171,7 @@ def _nbytes(state: State) -> int:
 
 
 def _pool(layer: Layer, kept: Sequence[Shard]) -> KeyPool:
-    """The pool of a layer, which knows the keys that are stored already."""
+    """Return the pool of a layer, which knows the keys that are stored already."""
     pool = KeyPool()
     keys, exponents, index = (slot_tensor(layer.name, name) for name in ("keys", "key_exponent", "key_index"))
     for shard in (shard for shard in kept if keys in shard):

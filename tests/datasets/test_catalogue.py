@@ -18,7 +18,5 @@ def test_every_name_loads_its_own_set(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(
-        UnknownName, match="no data set 'cifar'; choose from 'mnist', 'fashion-mnist', 'digits'"
-    ):
+    with pytest.raises(UnknownName, match="no data set 'cifar'; choose from 'mnist', 'fashion-mnist', 'digits'"):
         catalogue.load("cifar")

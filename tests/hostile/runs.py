@@ -12,7 +12,7 @@ import dualform
 from dualform.store.codec import sparse
 
 _STEPS = 3  # one in the shard after the first, two in the last
-_HOWEVER_NARROW = mock.patch.object(sparse, "_NARROW", 1)  # zeros are left out of layers of few outputs, too
+_HOWEVER_NARROW = mock.patch.object(sparse, "_MIN_WIDTH", 1)  # zeros are left out of layers of few outputs, too
 
 
 @_HOWEVER_NARROW

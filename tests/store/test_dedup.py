@@ -35,7 +35,7 @@ def test_rows_that_differ_in_one_bit_or_only_in_their_exponent_are_different() -
 
 
 def test_comparing_stops_where_repeats_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dualform.store.codec.dedup._MOST", 100)
+    monkeypatch.setattr("dualform.store.codec.dedup._MAX_ROWS", 100)
     rng, pool = np.random.default_rng(0), KeyPool()
     fresh = [pool.columns("l", [rows(rng.normal(size=(60, 3)))]) for _ in range(4)]
     assert "slots/l/key_index" in fresh[0]

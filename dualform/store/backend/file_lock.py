@@ -1,7 +1,7 @@
-"""One writer a run.
+"""Let one writer at a time into a run.
 
 The operating system holds the lock for as long as the process lives, so nothing of a process that was
-killed is ever in the way: a lock file that is merely there means nothing.
+killed is ever in the way: the mere existence of a lock file means nothing.
 """
 
 import os
@@ -14,7 +14,7 @@ from weakref import WeakSet
 from dualform.errors import RunExists, StorageError
 from dualform.store.schema import LOCK
 
-_TRIES, _PAUSE = 5, 0.05  # seconds
+_TRIES, _PAUSE_SECONDS = 5, 0.05
 
 
 class FileLock:
@@ -37,7 +37,7 @@ class FileLock:
 
     @property
     def held(self) -> bool:
-        """Whether it is this process's: one forked from it has it not."""
+        """Whether this process holds it; a process forked from it does not."""
         return self in _held
 
     @property
@@ -56,16 +56,16 @@ _held: WeakSet[FileLock] = WeakSet()
 
 
 def _lock_soon(handle: int) -> None:
-    """A worker that was forked a moment before its parent was killed may still have to let go."""
+    """Try several times: a worker that was forked a moment before its parent was killed may still have to let go."""
     for _ in range(_TRIES):
         with suppress(BlockingIOError, PermissionError):
             return _lock(handle)
-        sleep(_PAUSE)
+        sleep(_PAUSE_SECONDS)
     return _lock(handle)
 
 
 def _release_in_child() -> None:
-    """A child shares its parent's lock; a data loader's worker must not hold it when the training is killed."""
+    """Release the lock a child shares with its parent: a data loader's worker must not outlive a training with it."""
     for lock in list(_held):
         lock.release()
 

@@ -1,4 +1,4 @@
-"""Objects as the files of a directory: written past the cache, read as memory maps, locked by the operating system."""
+"""Keep objects as the files of a directory: written past the cache, read as memory maps, locked by the system."""
 
 import os
 import shutil
@@ -6,7 +6,6 @@ import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -46,7 +45,10 @@ class LocalFiles:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is not a file")
         with path.open("rb") as file:
-            return ArrayBlob(_mapped(file))
+            if not os.fstat(file.fileno()).st_size:  # an empty file cannot be mapped
+                return ArrayBlob(np.empty(0, dtype=np.uint8))
+            # "c": private pages, never written back; as a plain array, for a memmap's slices are slow to make
+            return ArrayBlob(np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray))
 
     def write(self, name: str, pieces: Iterable[Bytes]) -> None:
         write_atomically(self.directory / name, pieces)
@@ -58,11 +60,3 @@ class LocalFiles:
 
     def lock(self) -> FileLock:
         return FileLock(self.directory)
-
-
-def _mapped(file: BinaryIO) -> Bytes:
-    """Map a file into memory; one that is empty cannot be."""
-    if not os.fstat(file.fileno()).st_size:
-        return np.empty(0, dtype=np.uint8)
-    # "c": private pages, never written back; as a plain array, for a memmap's slices are slow to make
-    return np.memmap(file, dtype=np.uint8, mode="c").view(np.ndarray)

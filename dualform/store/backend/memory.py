@@ -1,4 +1,4 @@
-"""Objects in the memory of this process: for tests, and for runs that nobody wants to keep.
+"""Keep objects in the memory of this process: for tests, and for runs that nobody wants to keep.
 
     backend = InMemory()
     with dualform.record(model, optimizer, backend): ...
@@ -33,13 +33,13 @@ class InMemory:
         return True
 
     def create(self) -> None:
-        """There is nothing to be made."""
+        """Do nothing: there is nothing to be made."""
 
     def names(self) -> set[str]:
         return {*self._objects}
 
     def open(self, name: str) -> Blob:
-        """Each opening gets a copy of its own, which may be written to."""
+        """Return a copy, which may be written to."""
         return ArrayBlob(np.frombuffer(self._content(name), dtype=np.uint8).copy())
 
     def write(self, name: str, pieces: Iterable[Bytes]) -> None:
@@ -72,7 +72,7 @@ class MemoryLock:
 
     @property
     def removed(self) -> bool:
-        """Never: objects are there for as long as somebody knows of them."""
+        """Return False: objects exist for as long as somebody refers to them."""
         return False
 
     def release(self) -> None:

@@ -1,4 +1,4 @@
-"""From what a user says to a backend: a path is a directory of local files."""
+"""Open the backend that a user names: a path is a directory of local files."""
 
 from os import PathLike
 from pathlib import Path

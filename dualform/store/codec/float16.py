@@ -1,4 +1,4 @@
-"""Rows of floats to the stored precision and back.
+"""Pack rows of floats into the stored precision, and unpack them.
 
 float16 has five bits of exponent, too few for back-propagated errors, which may all be below 1e-8. So
 each row is divided by a power of two; the power's exponent is stored beside the row and loses nothing.
@@ -24,8 +24,8 @@ Exponents = NDArray[np.int16]
 
 TORCH = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
-_FEW = 512  # rows: for so few the interpreter is quicker than numpy, whose code a training drives out of the cache
-_WIDE = (torch.float32, torch.float64)
+_FEW_ROWS = 512  # for so few the interpreter is quicker than numpy, whose code a training drives out of the cache
+_UNROUNDED = (torch.float32, torch.float64)
 _TOP = 15  # float16 ends a little below 2**16: a row's largest entry is brought below 2**15
 _BOTTOM = -11  # and is at least this power of two: float16 loses bits from 2**-14 on, where its lesser entries are
 
@@ -37,7 +37,7 @@ def pack(rows: Tensor, packed: Tensor, *, alike: bool = False) -> tuple[Tensor, 
     """
     if packed.dtype != torch.float16:
         return packed.copy_(rows), None
-    if rows.dtype not in _WIDE:
+    if rows.dtype not in _UNROUNDED:
         rows = rows.float()
     # A row's largest entry is at most its norm, and at least its norm over the root of its width.
     norms = torch.linalg.vector_norm(rows, dim=1)
@@ -52,8 +52,8 @@ def pack(rows: Tensor, packed: Tensor, *, alike: bool = False) -> tuple[Tensor, 
 
 
 def _extremes(norms: Tensor) -> tuple[float, float]:
-    """The least and the largest. With NaN among them it may be either: rows with NaN are in no gradient, nor stored."""
-    if len(norms) <= _FEW:
+    """Return the least and the largest. With NaN among them either may be NaN: such rows are never stored."""
+    if len(norms) <= _FEW_ROWS:
         few = norms.tolist()
         return min(few), max(few)
     several = norms.cpu().numpy()
@@ -62,14 +62,14 @@ def _extremes(norms: Tensor) -> tuple[float, float]:
 
 @lru_cache(maxsize=256)
 def _repeated(exponent: int, count: int) -> Exponents:
-    """The same array for every batch that has the same, which is nearly every batch; not to be written to."""
+    """Return the same read-only array for every batch that has the same exponents, which is nearly every batch."""
     exponents = np.full(count, exponent, dtype=np.int16)
     exponents.flags.writeable = False
     return exponents
 
 
 def _packed_singly(rows: Tensor, norms: NDArray[Any], packed: Tensor) -> tuple[Tensor, Exponents]:
-    """Each row by a power of its own, or not at all if it is of ordinary size."""
+    """Divide each row by a power of its own, or not at all if it is of ordinary size."""
     # Not the row's norm: its squares overflow and underflow long before the entries do.
     sizes = np.maximum(rows.amax(dim=1).cpu().numpy(), -rows.amin(dim=1).cpu().numpy())
     ordinary = (norms >= math.ldexp(math.sqrt(rows.shape[1]), _BOTTOM)) & (norms < math.ldexp(1.0, _TOP))
@@ -80,13 +80,13 @@ def _packed_singly(rows: Tensor, norms: NDArray[Any], packed: Tensor) -> tuple[T
 
 
 def unpack(rows: Tensor, exponent: Exponents | None, dtype: torch.dtype) -> Tensor:
-    """The inverse, in `dtype` (float32 or float64)."""
-    wide = rows.to(dtype)
+    """Return the rows that were packed, in `dtype` (float32 or float64)."""
+    unpacked = rows.to(dtype)
     if exponent is None or not exponent.any():  # rows of ordinary size are as they were
-        return wide
-    return wide.mul_(torch.from_numpy(power_of_two(exponent))[:, None])
+        return unpacked
+    return unpacked.mul_(torch.from_numpy(power_of_two(exponent))[:, None])
 
 
 def power_of_two(exponent: Exponents) -> NDArray[np.float32]:
-    """Exactly 2**exponent: its bits put together."""
+    """Return exactly 2**exponent, by putting its bits together."""
     return ((exponent.astype(np.int32) + 127) << 23).view(np.float32)
