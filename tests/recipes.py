@@ -117,7 +117,7 @@ def train(recipe: Recipe, path: Path, **options: Any) -> Trained:
     trained.reference.start_warm(optimizer)
     trained.states.append(_copy(model))
     trained.references.append(copy.deepcopy(trained.reference))
-    together = patch.object(evidence, "_AT_ONCE", 1)  # most steps are to wait to be audited, as they do in long runs
+    together = patch.object(evidence, "_FIRST_STEPS", 1)  # most steps wait to be audited, as in long runs
     with together, dualform.record(model, optimizer, path, dtype="float64", **options) as recorder:
         for step in recipe.steps:
             _take(recipe, step, trained, optimizer, recorder, generator)

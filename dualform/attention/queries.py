@@ -48,7 +48,7 @@ def watching(
     modules = match_modules(model, layers)
     with _one_at_a_time:
         handles = [
-            kind_of(layer).watch(modules[name], layer, partial(on_keys, layer), lasting=False)
+            kind_of(layer).add_hooks(modules[name], layer, partial(on_keys, layer), lasting=False)
             for name, layer in layers.items()
         ]
         training = {module: module.training for module in model.modules()}

@@ -1,9 +1,9 @@
-"""What dualform has to know of a sort of layer: a bilinear map y = A(P, x), linear in the parameter P and in the key x.
+"""Define a kind of layer: a bilinear map y = A(P, x), linear in the parameter P and in the key x.
 
     class Kind:
         candidates(name, module, parent)                    which layers a module holds
-        watch(module, layer, on_keys)                       its keys on the way forward, its errors on the way back
-        rows(given), errors(gradient)                       which rows of these are keys and values
+        add_hooks(module, layer, on_keys)                   its keys on the way forward, its errors on the way back
+        rows(inputs), errors(gradient)                      which rows of these are keys and values
         as_map(use, P), apply(use, P, q)                    P as a map (d_out, width), and what it makes of a query
         keys(layer, rows)                                   what keys can be multiplied with: pair, outer, effective
 
@@ -46,7 +46,7 @@ class Candidate:
     def parameters(self) -> dict[str, nn.Parameter]:
         """Those that are there: a bias may be missing, a parametrised weight is no parameter."""
         named = self.module._parameters
-        return {name: found for name in self.columns if (found := named.get(name)) is not None}
+        return {name: parameter for name in self.columns if (parameter := named.get(name)) is not None}
 
 
 class Kind(ABC):
@@ -60,17 +60,23 @@ class Kind(ABC):
 
     @abstractmethod
     def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
-        """The layers of this kind that a module holds."""
+        """Yield the layers of this kind that a module holds.
+
+        Args:
+            name: The module's name in the model.
+            module: The module.
+            parent: The module that holds it, which may use its parameters without calling it.
+        """
 
     def module_of(self, layer: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
-        """The module that a layer belongs to, among those of a model; raises if it cannot be watched there."""
+        """Return the module that a layer belongs to, among those of a model; raise if it cannot be hooked there."""
         return modules.get(layer)
 
     def key_layout(self, d_in: int) -> KeyLayout:
         return KeyLayout(d_in)
 
     def key_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """What keys are stored as, where numbers are stored as `dtype`."""
+        """Return what keys are stored as, where numbers are stored as `dtype`."""
         return dtype
 
     def check(self, layer: Layer) -> None:
@@ -85,11 +91,17 @@ class Kind(ABC):
 
     # What a call of the module says
 
-    def watch(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
+    def add_hooks(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
         """Call `on_keys` in every forward pass, and what it returns in the backward pass that follows.
 
         Key and error are paired by the closure, so in-place activations, repeated calls and checkpointing all pair
-        up. What lasts may live to see the model compiled.
+        up.
+
+        Args:
+            module: The module to hook.
+            layer: The layer, as a run describes it.
+            on_keys: Takes the module's input, the precision it is multiplied in, and whether errors may follow.
+            lasting: Whether the hook stays while the user works, who may compile the model.
         """
 
         def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
@@ -104,48 +116,48 @@ class Kind(ABC):
             hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
         return module.register_forward_hook(hook, with_kwargs=True)
 
-    def leading(self, given: Tensor) -> tuple[int, ...]:
-        """The dimensions of a module's input that its rows are spread over."""
-        return tuple(given.shape[:-1])
+    def leading(self, inputs: Tensor) -> tuple[int, ...]:
+        """Return the dimensions of a module's input that its rows are spread over."""
+        return tuple(inputs.shape[:-1])
 
-    def rows(self, given: Tensor, precision: torch.dtype) -> Tensor:
-        """The keys of a call as they are stored: (slots, key width).
+    def rows(self, inputs: Tensor, precision: torch.dtype) -> Tensor:
+        """Return the keys of a call as they are stored: (slots, key width).
 
         Autocast computes the product, and so the gradient, in the output's precision.
         """
-        rows = given.detach() if given.dim() == 2 else given.detach().reshape(-1, given.shape[-1])
+        rows = inputs.detach() if inputs.dim() == 2 else inputs.detach().reshape(-1, inputs.shape[-1])
         return rows if rows.dtype == precision else rows.to(precision)
 
     def errors(self, module: nn.Module, keys: Tensor, gradient: Tensor) -> Tensor:
-        """The values of a call: (slots, d_out)."""
+        """Return the values of a call: (slots, d_out)."""
         return gradient.detach() if gradient.dim() == 2 else gradient.detach().reshape(-1, gradient.shape[-1])
 
-    def queries(self, layer: Layer, given: Tensor) -> Tensor:
-        """A test input as queries: (..., d_in)."""
-        return given
+    def queries(self, layer: Layer, inputs: Tensor) -> Tensor:
+        """Return a test input as queries: (..., d_in)."""
+        return inputs
 
     # The map
 
     def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
-        """Of a parameter."""
+        """Return the shape of a parameter."""
         return (layer.d_out,) if use.columns is None else (layer.d_out, use.width)
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
-        """A parameter as the map (d_out, width) it is, seen in place; or several, one after the other."""
+        """View a parameter, or a stack of them, as the map (d_out, width) it is."""
         return parameter[..., None] if use.columns is None else parameter
 
-    def from_map(self, use: Use, found: Tensor) -> Tensor:
-        """A map as its parameter is shaped."""
-        return found[..., 0] if use.columns is None else found
+    def from_map(self, use: Use, matrix: Tensor) -> Tensor:
+        """View a map as its parameter is shaped."""
+        return matrix[..., 0] if use.columns is None else matrix
 
-    def apply(self, use: Use, found: Tensor, queries: Tensor) -> Tensor:
-        """What a map makes of queries (queries, d_in), in the map's precision: (queries, d_out)."""
-        return paired_with(use, queries).to(found.dtype) @ found.mT
+    def apply(self, use: Use, matrix: Tensor, queries: Tensor) -> Tensor:
+        """Apply a map to queries (queries, d_in), in the map's precision: (queries, d_out)."""
+        return paired_with(use, queries).to(matrix.dtype) @ matrix.mT
 
     def keys(self, layer: Layer, rows: Tensor) -> Keys:
-        """Stored rows (slots, key width) as keys."""
+        """Return stored rows (slots, key width) as keys."""
         return Vectors(rows)
 
     def pair_into(self, vectors: Tensor, rows: Tensor, out: Tensor) -> Tensor:
-        """The attention weights between vectors (n, d_in) and stored rows, all entries: (n, slots)."""
+        """Write the attention weights between vectors (n, d_in) and stored rows, all entries, to `out`: (n, slots)."""
         return torch.mm(vectors, rows.mT, out=out)

@@ -1,4 +1,4 @@
-"""nn.Embedding: a linear map of one-hot keys, of which only where the 1 is gets stored.
+"""Record nn.Embedding: a linear map of one-hot keys, of which only the place of the 1 is stored.
 
 Its weight has a row, not a column, for each entry of the key.
 """
@@ -41,19 +41,19 @@ class Embedding(Kind):
     def key_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int32
 
-    def leading(self, given: Tensor) -> tuple[int, ...]:
-        return tuple(given.shape)
+    def leading(self, inputs: Tensor) -> tuple[int, ...]:
+        return tuple(inputs.shape)
 
-    def rows(self, given: Tensor, precision: torch.dtype) -> Tensor:
-        return given.detach().reshape(-1, 1)
+    def rows(self, inputs: Tensor, precision: torch.dtype) -> Tensor:
+        return inputs.detach().reshape(-1, 1)
 
     def errors(self, module: nn.Module, keys: Tensor, gradient: Tensor) -> Tensor:
         values, padding = super().errors(module, keys, gradient), cast(nn.Embedding, module).padding_idx
         # torch leaves the padding out of the gradient
         return values if padding is None else values.masked_fill(keys == padding, 0.0)
 
-    def queries(self, layer: Layer, given: Tensor) -> Tensor:
-        return nn.functional.one_hot(given.long(), layer.d_in).float()
+    def queries(self, layer: Layer, inputs: Tensor) -> Tensor:
+        return nn.functional.one_hot(inputs.long(), layer.d_in).float()
 
     def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
         return (use.width, layer.d_out)
@@ -61,8 +61,8 @@ class Embedding(Kind):
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         return parameter.mT
 
-    def from_map(self, use: Use, found: Tensor) -> Tensor:
-        return found.mT
+    def from_map(self, use: Use, matrix: Tensor) -> Tensor:
+        return matrix.mT
 
     def keys(self, layer: Layer, rows: Tensor) -> Keys:
         return OneHot(rows[:, 0], layer.d_in)

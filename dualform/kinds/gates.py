@@ -1,6 +1,6 @@
-"""The gates of a dualform.nn.LSTM: all four of a layer are one map of [input, previous hidden state].
+"""Record the gates of a dualform.nn.LSTM: all four of a layer are one map of [input, previous hidden state].
 
-An LSTM has taps, since its gates are no tensor that anyone outside would see.
+An LSTM has taps, since its gates are no tensor that a hook could see.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,8 +25,8 @@ class Gates(Kind):
         if isinstance(module, LSTM):
             yield from (self._layer(name, module, number) for number in range(module.num_layers))
         elif isinstance(module, nn.LSTM):
-            unseen = "torch computes its gates where nobody can see them; swap it by dualform.unfuse(model)"
-            yield Candidate(name, self, module, 0, 0, {"weight_ih_l0": None}, unseen)
+            fused = "torch computes its gates where no hook can see them; replace it with dualform.unfuse(model)"
+            yield Candidate(name, self, module, 0, 0, {"weight_ih_l0": None}, fused)
 
     def _layer(self, name: str, module: LSTM, number: int) -> Candidate:
         d_input = module.hidden_size if number else module.input_size
@@ -44,10 +44,10 @@ class Gates(Kind):
             raise QueryError(f"layer {layer!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
         return module
 
-    def watch(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
+    def add_hooks(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
         assert isinstance(module, LSTM)
         number = int(layer.name.rpartition(".")[2].removeprefix("l"))
         return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True))  # errors that never come do no harm
 
-    def rows(self, given: Tensor, precision: torch.dtype) -> Tensor:
-        return super().rows(given, given.dtype)
+    def rows(self, inputs: Tensor, precision: torch.dtype) -> Tensor:
+        return super().rows(inputs, inputs.dtype)

@@ -1,11 +1,11 @@
-"""The keys of some slots, and the few products that all answers are made of.
+"""Multiply the keys of some slots: the few products that all answers are made of.
 
     keys = kind.keys(layer, rows)                   # of stored rows (slots, key width)
     keys.of(use).pair(queries)                      # (queries, slots): x_t . q
     keys.of(use).outer(values)                      # (d_out, width): the sum of e_t x_t^T
 
-Each is linear in the key. Most keys are vectors of numbers. An embedding's are one-hot: only where the 1 is was stored,
-and a product with such a key is a look-up. What is added to every output has a key that is always 1.
+Each is linear in the key. Most keys are vectors of numbers. An embedding's are one-hot: only the place of the 1 is
+stored, and a product with such a key is a look-up. What is added to every output has a key that is always 1.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class Keys(ABC):
     def __len__(self) -> int: ...
 
     def of(self, use: Use) -> "Keys":
-        """The keys as one use of the layer sees them: some of their entries, or 1."""
+        """Return the keys as one use of the layer sees them: some of their entries, or 1."""
         return Ones(len(self)) if use.columns is None else self._entries(*use.columns)
 
     @abstractmethod
@@ -36,19 +36,19 @@ class Keys(ABC):
 
     @abstractmethod
     def pair(self, queries: Tensor) -> Tensor:
-        """(queries, slots): attention weights, in the precision of the queries (queries, width)."""
+        """Return attention weights (queries, slots), in the precision of the queries (queries, width)."""
 
     @abstractmethod
     def outer(self, values: Tensor) -> Tensor:
-        """(d_out, width): what values (slots, d_out) at these keys add up to."""
+        """Return the sum over slots of value x key^T, for values (slots, d_out): (d_out, width)."""
 
     @abstractmethod
     def outer_squares(self, values: Tensor) -> Tensor:
-        """(d_out, width): the sum of squares of what `outer` is the sum of."""
+        """Return the sum of squares of what `outer` sums up: (d_out, width)."""
 
     @abstractmethod
     def effective(self, coefficient: Tensor, query: Tensor) -> Tensor:
-        """(slots, units): sum_j R[i, j] x[j] q[j], of a coefficient R (units, width) and a query (width,)."""
+        """Return sum_j R[i, j] x[j] q[j], given a coefficient R (d_out, width) and a query (width,): (slots, d_out)."""
 
     @abstractmethod
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
@@ -150,7 +150,7 @@ class Ones(Keys):
 
 
 def paired_with(use: Use, queries: Tensor) -> Tensor:
-    """What a use's keys are paired with: the same entries of the queries, or 1 for keys that are 1. (queries, width)"""
+    """Return what a use's keys are paired with (queries, width): the same entries of the queries, or 1."""
     return queries.new_ones(len(queries), 1) if use.columns is None else queries[:, use.entries]
 
 

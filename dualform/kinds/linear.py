@@ -1,4 +1,4 @@
-"""nn.Linear: the key is a row of the input, the map the weight itself, and a bias has a key that is always 1."""
+"""Record nn.Linear: the key is a row of the input, the map the weight itself, and a bias has a key that is always 1."""
 
 from collections.abc import Iterator
 
@@ -15,12 +15,9 @@ class Linear(Kind):
     def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
         if isinstance(module, nn.Linear):
             columns = {"weight": (0, module.in_features), "bias": None}
-            obstacle = self._obstacle(module, parent)
+            obstacle = None
+            if isinstance(parent, nn.MultiheadAttention):
+                obstacle = "MultiheadAttention uses its weight without calling it"
+            elif type(module).forward is not nn.Linear.forward:
+                obstacle = f"{type(module).__name__} overrides nn.Linear's forward"
             yield Candidate(name, self, module, module.in_features, module.out_features, columns, obstacle)
-
-    def _obstacle(self, module: nn.Linear, parent: nn.Module) -> str | None:
-        if isinstance(parent, nn.MultiheadAttention):
-            return "MultiheadAttention uses its weight without calling it"
-        if type(module).forward is not nn.Linear.forward:
-            return f"{type(module).__name__} overrides nn.Linear's forward"
-        return None

@@ -1,4 +1,4 @@
-"""Freivalds' probe: a layer's gradient, and what went through the layer, seen through random vectors r.
+"""Compare a layer's gradient with what went through the layer, by random vectors r: Freivalds' check.
 
     (grad r)^T  ==  sum over passes of  f_p (X_p r)^T E_p
 
@@ -41,18 +41,18 @@ class Probe:
         self._fitted_to = self._vectors.dtype, self._vectors.device  # of gradients and values
 
     def of_gradients(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """(grad r)^T of each trained use, as one row of numbers."""
+        """Return (grad r)^T of each trained use, as one row of numbers."""
         if (gradients[0].dtype, gradients[0].device) != self._fitted_to:
             self._fit(gradients[0])
         dtype = self._vectors.dtype  # to ask torch for nothing is not free between the products of a training
-        wide = [gradient if gradient.dtype == dtype else gradient.to(dtype) for gradient in gradients]
+        converted = [gradient if gradient.dtype == dtype else gradient.to(dtype) for gradient in gradients]
         return [
             (vectors @ self._kind.as_map(use, gradient).mT).view(-1)
-            for use, vectors, gradient in zip(self.layer.trained, self._of_uses, wide, strict=True)
+            for use, vectors, gradient in zip(self.layer.trained, self._of_uses, converted, strict=True)
         ]
 
     def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
-        """(X r)^T E, or (|X| |r|)^T |E|: (vectors, d_out). Keys are rows as they are stored."""
+        """Return (X r)^T E, or (|X| |r|)^T |E|: (vectors, d_out). Keys are rows as they are stored."""
         if (values.dtype, values.device) != self._fitted_to:
             self._fit(values)
         vectors, dtype = self._vectors, self._vectors.dtype
@@ -65,7 +65,7 @@ class Probe:
         return self._pairs @ (values if values.dtype == dtype else values.to(dtype))
 
     def _split(self) -> list[Tensor]:
-        """The vectors of each trained use by themselves; of one whose key is 1, that 1."""
+        """Return the vectors of each trained use by themselves; for a key that is always 1, that 1."""
         one = self._vectors.new_ones(1, 1)
         groups = dict(zip(self.layer.attended, self.slices, strict=False))
         return [self._vectors[groups[use], use.entries] if use in groups else one for use in self.layer.trained]

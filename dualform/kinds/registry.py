@@ -1,4 +1,4 @@
-"""The kinds there are, by the names that manifests give them.
+"""Look up kinds by the names that manifests give them.
 
     kind_of(layer).keys(layer, rows)
     register(MyKind())                  # before recording, and before reading what was recorded
@@ -21,7 +21,13 @@ _KINDS: dict[str, Kind] = {kind.name: kind for kind in (Linear(), Embedding(), G
 
 
 def register(kind: Kind) -> None:
-    """Make a kind known; it takes the place of one of the same name."""
+    """Make a kind known; it replaces one of the same name.
+
+        dualform.kinds.register(MyKind())       # before recording, and before reading what was recorded
+
+    Args:
+        kind: What to record and to answer with, for the layers it finds.
+    """
     _KINDS[kind.name] = kind
 
 
@@ -44,7 +50,7 @@ def check_kinds(manifest: Manifest, where: str) -> None:
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:
-    """Every layer of a known kind in a model, recordable or not."""
+    """Yield every layer of a known kind in a model, recordable or not."""
     modules = dict(model.named_modules())
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
@@ -56,19 +62,19 @@ def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn
     """Find the model's modules for the recorded layers; raises where they do not fit."""
     modules = {clean_name(name): module for name, module in model.named_modules()}
     parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
-    found = {}
+    matched = {}
     for name, layer in layers.items():
         module = kind_of(layer).module_of(name, modules)
         if module is None:
-            alike = [one.name for one in candidates(model) if one.kind is kind_of(layer)]
+            alike = [candidate.name for candidate in candidates(model) if candidate.kind is kind_of(layer)]
             raise UnknownName("layer in this model called", name, alike)
         for parameter in (use.parameter for use in layer.uses):
-            there = parameters.get(parameter.name)
-            if there is None or tuple(there.shape) != parameter.shape:
-                got = "none" if there is None else f"one of shape {tuple(there.shape)}"
+            own = parameters.get(parameter.name)
+            if own is None or tuple(own.shape) != parameter.shape:
+                got = "none" if own is None else f"one of shape {tuple(own.shape)}"
                 raise QueryError(
                     f"layer {name!r} was recorded with a {parameter.name!r} of shape {parameter.shape}, this model "
                     f"has {got}"
                 )
-        found[name] = module
-    return found
+        matched[name] = module
+    return matched

@@ -1,4 +1,4 @@
-"""The audit of a step: are the recorded keys and values all of the gradient?
+"""Audit a step: are the recorded keys and values all of the gradient?
 
 If they are not, something else was in it (a tied weight, a second use, clipping by value), and the two
 sides of the probe differ with probability close to one.
@@ -48,7 +48,12 @@ def _explain(layers: Sequence[LayerEvidence], step: int) -> list[Explanation]:
         return []
     numbers = sorted({number for evidence in layers for number in evidence.passes})
     equations = [[_Equation(evidence, use, numbers) for use in evidence.view.stepped] for evidence in layers]
-    _check_finite(equations, step)
+    for equation in (e for of_layer in equations for e in of_layer):
+        if not np.isfinite(equation.target).all():
+            raise NotFinite(
+                f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is NaN or infinite; "
+                "lower the learning rate or look at the batch. The steps before it are kept"
+            )
     simplest = _simplest([e for of_layer in equations for e in of_layer], step)
     explained = []
     for evidence, of_layer in zip(layers, equations, strict=True):
@@ -94,23 +99,23 @@ class _Equation:
         return bounds
 
     def explained(self, factors: Array) -> bool:
-        """Whether nothing is left over but rounding."""
+        """Return whether nothing is left over but rounding."""
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
-        size, low = _norm(predicted), self._evidence.low
+        size, low = _norm(predicted), self._evidence.half_rounding
         if _norm(gap) <= (SLACK * self._evidence.view.eps + low) * size:
             return True  # it fits as a whole; no elementwise bound is needed
         rounding = SLACK * self._evidence.view.eps * _weighted(np.abs(factors), self.bounds)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
-        """What is left over, relative to the gradient; of a gradient that is only rounding: 0."""
+        """Return what is left over, relative to the gradient; 0 for a gradient that is only rounding."""
         size, gap = _norm(self.target), _norm(self.target - _weighted(factors, self.products))
         return gap / size if gap < size else 0.0
 
 
 def _simplest(equations: Sequence[_Equation], step: int) -> dict[_Equation, Array]:
-    """The simplest factors: for all equations together, for those of each layer, for each alone."""
+    """Return the simplest factors: for all equations together, for those of each layer, for each alone."""
     candidates = (f for f in _candidates(equations) if all(e.explained(f) for e in equations))
     common = next(candidates, None)
     if common is not None:
@@ -125,7 +130,7 @@ def _simplest(equations: Sequence[_Equation], step: int) -> dict[_Equation, Arra
 
 
 def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
-    """Factors to try, from simple to general."""
+    """Yield factors to try, from simple to general."""
     finite = np.all([e.finite for e in equations], axis=0)
     # Parameters are brought to one scale, so that a bias counts as much as a weight.
     scale = [_norm(e.products) or 1.0 for e in equations]
@@ -147,7 +152,7 @@ def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
 
 
 def _fitted(products: Array, targets: Array, used: NDArray[np.bool_]) -> Array:
-    """Least squares for the factors of some passes, refined once: a clipped gradient is small beside its passes."""
+    """Fit the factors of some passes by least squares, refined once: a clipped gradient is small beside its passes."""
     factors = np.zeros(len(used))
     if used.any():
         matrix = torch.from_numpy(products[used].T.copy())  # (equations, passes)
@@ -158,7 +163,7 @@ def _fitted(products: Array, targets: Array, used: NDArray[np.bool_]) -> Array:
 
 
 def _weighted(factors: Array, products: Array) -> Array:
-    """The sum over passes, each times its factor: (n,)."""
+    """Return the sum over passes, each times its factor: (n,)."""
     total: Array = (factors[:, None] * products).sum(axis=0)
     return total
 
@@ -167,16 +172,8 @@ def _norm(values: Array) -> float:
     return float(np.sqrt(np.square(values).sum()))
 
 
-def _check_finite(equations: Sequence[Sequence[_Equation]], step: int) -> None:
-    for equation in (e for of_layer in equations for e in of_layer):
-        if not np.isfinite(equation.target).all():
-            raise NotFinite(
-                f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is NaN or infinite; "
-                "lower the learning rate or look at the batch. The steps before it are kept"
-            )
-
-
 def _reason(equation: _Equation, step: int) -> str:
+    """Say that a gradient is not explained, and what may be the cause."""
     leftover = "was it left from before the last step (zero_grad missing)"
     if equation.products.any():
         hint = f"{leftover}, clipped by value or changed by hand, or is the weight used elsewhere too?"

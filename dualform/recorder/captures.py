@@ -1,4 +1,4 @@
-"""What went through each recorded layer: keys with their errors, call by call, backward pass by backward pass.
+"""Capture what goes through each recorded layer: keys with their errors, call by call, pass by pass.
 
 A forward pass that is never followed back leaves nothing behind. Both are packed for storage at once, while
 they are in the processor's cache and before a batch buffer is filled anew; the tensors themselves are let go.
@@ -27,7 +27,7 @@ from dualform.store import Storage
 from dualform.store.codec.float16 import TORCH, pack, unpack
 
 _BLOCK_BYTES = 8 << 20
-_PIECES = 16
+_PIECES = 16  # cut at once
 
 
 # Named tuples, because dozens of them are made in every step, and frozen dataclasses are slow to make.
@@ -57,7 +57,7 @@ class Capture(NamedTuple):
     precision: torch.dtype  # of the gradient
     tags: Tags  # whether they fit matters only if the pass was in a gradient
     leading: tuple[int, ...]  # dimensions of the keys before the last: what tags are spread over
-    may_repeat: bool  # the key does not depend on anything trained: it may be seen again
+    may_repeat: bool  # the key does not depend on anything trained: it may come again
 
 
 class Pass(NamedTuple):
@@ -82,11 +82,12 @@ class Captures:
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
         self._handles: list[RemovableHandle] = [
-            layer.kind.watch(layer.module, layer.description, self._on_keys(layer), lasting=True) for layer in layers
+            layer.kind.add_hooks(layer.module, layer.description, self._on_keys(layer), lasting=True)
+            for layer in layers
         ]
 
     def take(self, layer: str) -> dict[int, Pass]:
-        """The backward passes through a layer since the last call, by number, in order."""
+        """Return the backward passes through a layer since the last call, by number, in order."""
         captures = self._waiting.pop(layer, [])
         if len(captures) == 1:  # as nearly always
             return {captures[0].backward: Pass(captures)}
@@ -110,7 +111,7 @@ class Captures:
         kind, module, name, probe = layer.kind, layer.module, layer.name, layer.probe
         pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
 
-        def on_keys(given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
+        def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
             if not (self._open and followed):
                 return None
             tags, order = self._tags(), next(self._order)
@@ -118,7 +119,7 @@ class Captures:
             def on_errors(gradient: Tensor) -> None:
                 if not self._open:
                     return
-                keys = kind.rows(given, precision)
+                keys = kind.rows(inputs, precision)
                 values = kind.errors(module, keys, gradient)
                 capture = Capture(
                     order=order,
@@ -128,8 +129,8 @@ class Captures:
                     values=pack_values(values),
                     precision=gradient.dtype,
                     tags=tags,
-                    leading=kind.leading(given),
-                    may_repeat=kind.may_repeat and not given.requires_grad,
+                    leading=kind.leading(inputs),
+                    may_repeat=kind.may_repeat and not inputs.requires_grad,
                 )
                 self._waiting[name].append(capture)
 
@@ -138,7 +139,7 @@ class Captures:
         return on_keys
 
     def _packer(self, layer: RecordedLayer, values: bool) -> Callable[[Tensor], Packed]:
-        """What packs the keys or the values of a layer."""
+        """Return what packs the keys or the values of a layer."""
         if self._storage.merge or (values and not self._storage.values):
             return lambda rows: Packed(rows.cpu().clone(), None)  # needed until the step only, and then let go
         dtype, described = TORCH[self._storage.dtype], layer.description
@@ -150,7 +151,7 @@ class Captures:
 
 
 class Arena:
-    """Memory for packed rows: `buffer` makes a column, `hand_over` starts afresh and says how to give blocks back.
+    """Memory for packed rows: `buffer` makes a column, `hand_over` starts afresh and returns how to give blocks back.
 
     Each column of the store (a layer's keys, say) has blocks of its own, in which the rows of one step follow those of
     the step before: the writer then has few large pieces to go through, not one for each step.
@@ -201,16 +202,13 @@ class RowBuffer:
         self._block, self._start, self._pieces = torch.empty(0, self._width, dtype=self._dtype), 0, []
 
     def empty(self, rows: int) -> Tensor:
-        """Uninitialised rows on the CPU, right behind the last ones if there is space."""
+        """Return uninitialised rows on the CPU, right behind the last ones if there is space."""
         if not self._pieces or len(self._pieces[-1]) != rows:
-            self._cut(rows)
+            if self._start + rows > len(self._block):
+                whole = self._new_block(rows * self._row_bytes)
+                end = len(whole) // self._row_bytes
+                self._block, self._start = whole[: end * self._row_bytes].view(self._dtype).view(-1, self._width), 0
+            pieces = min((len(self._block) - self._start) // rows, _PIECES)
+            self._pieces = [*self._block.narrow(0, self._start, pieces * rows).split(rows)][::-1]
         self._start += rows
         return self._pieces.pop()
-
-    def _cut(self, rows: int) -> None:
-        if self._start + rows > len(self._block):
-            whole = self._new_block(rows * self._row_bytes)
-            end = len(whole) // self._row_bytes
-            self._block, self._start = whole[: end * self._row_bytes].view(self._dtype).view(-1, self._width), 0
-        pieces = min((len(self._block) - self._start) // rows, _PIECES)
-        self._pieces = [*self._block.narrow(0, self._start, pieces * rows).split(rows)][::-1]

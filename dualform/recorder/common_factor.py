@@ -1,4 +1,4 @@
-"""The audit of many steps at once, where it is simple: one factor for all that went through a step's layers.
+"""Audit many steps at once, where it is simple: one factor for all that went through a step's layers.
 
 Nearly every step is explained so. Steps of the same layers go into one array, a line each: a few operations serve all
 of them, and between the products of a training step every operation costs several times what it would by itself.
@@ -19,7 +19,7 @@ from dualform.recorder.evidence import LayerEvidence
 Array = NDArray[np.float64]
 
 _TINY = float(np.finfo(np.float64).tiny)
-_NEAR = 1e-3  # of 1: then it may well be 1
+_NEAR_ONE = 1e-3  # so near to 1 a factor may well be 1
 
 Step = Sequence[LayerEvidence]
 Shapes = tuple[tuple[int, int], ...]  # of each layer: rows, and numbers in each
@@ -51,14 +51,14 @@ def _explain_alike(steps: Sequence[Step], shapes: Shapes) -> dict[int, list[Expl
     """Explain steps with the same layers."""
     rows, layers = _layout(shapes)
     every = [evidence for step in steps for evidence in step]
-    seen = [product.cpu() for evidence in every for product in evidence.view.products]
-    products = [evidence.product.reshape(-1).cpu() for evidence in every]
-    target, total = as_float64(torch.cat(seen + products)).reshape(2, len(steps), -1)
+    of_gradients = [product.cpu() for evidence in every for product in evidence.view.products]
+    of_passes = [evidence.product.reshape(-1).cpu() for evidence in every]
+    target, total = as_float64(torch.cat(of_gradients + of_passes)).reshape(2, len(steps), -1)
     sizes = np.add.reduceat(np.square(total), rows, axis=1)  # (steps, rows)
     fitted: Array = (np.add.reduceat(target * total, rows, axis=1) / sizes).mean(axis=1)  # (steps,)
     # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
     certain = np.array([total.shape[1] > max(len(evidence.passes) for evidence in step) for step in steps])
-    near = np.abs(fitted - 1) < _NEAR
+    near = np.abs(fitted - 1) < _NEAR_ONE
     rounding = np.array([evidence.rounding for evidence in every]).reshape(len(steps), -1)
     explained: dict[int, list[Explanation]] = {}
     for factors in (np.where(certain & ~near, fitted, 1.0), np.where(certain, fitted, 1.0)):
@@ -78,7 +78,7 @@ def _explain_alike(steps: Sequence[Step], shapes: Shapes) -> dict[int, list[Expl
 
 @lru_cache(maxsize=64)
 def _repeated(factor: float, passes: int, uses: int) -> Array:
-    """The same array for all layers of a step; not to be written to."""
+    """Return the same read-only array for all layers of a step."""
     factors = np.full((passes, uses), factor)
     factors.flags.writeable = False
     return factors
@@ -86,11 +86,11 @@ def _repeated(factor: float, passes: int, uses: int) -> Array:
 
 @lru_cache(maxsize=64)
 def _layout(shapes: Shapes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each row begins among the numbers of all layers, and where each layer among the rows."""
+    """Return where each row begins among the numbers of all layers, and where each layer among the rows."""
     lengths = [width for rows, width in shapes for _ in range(rows)]
     return np.cumsum([0, *lengths[:-1]]), np.cumsum([0, *(rows for rows, _ in shapes[:-1])])
 
 
 def as_float64(small: Tensor) -> Array:
-    """A small tensor as float64 on the CPU. numpy has no name for bfloat16, so torch widens first."""
+    """Return a small tensor as float64 on the CPU. numpy has no name for bfloat16, so torch widens first."""
     return (small.float() if small.dtype == torch.bfloat16 else small).cpu().numpy().astype(np.float64)

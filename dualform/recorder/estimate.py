@@ -1,11 +1,11 @@
-"""How many bytes a run will take, and how long its chapters are."""
+"""Estimate how many bytes a run will take, and decide how long its chapters are."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dualform.store import Column, Manifest
 
-_SMALLEST, _LARGEST = 32 << 20, 256 << 20
+_MIN_BYTES, _MAX_BYTES = 32 << 20, 256 << 20  # of a chapter
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Estimate:
 
 
 def chapter_bytes(state: Mapping[str, Column]) -> int:
-    """Long enough for the snapshot at its end to be a few per cent, short enough for two in memory."""
-    return min(max(40 * _nbytes(state), _SMALLEST), _LARGEST)
+    """Return the length of a chapter: the snapshot at its end is a few per cent of it, and two fit into memory."""
+    return min(max(40 * _nbytes(state), _MIN_BYTES), _MAX_BYTES)
 
 
 def estimate(manifest: Manifest, state: Mapping[str, Column], steps: int, batch: int) -> Estimate:

@@ -1,4 +1,4 @@
-"""What is known of a step before it is audited: ledger lines, gradients as a probe sees them, and captured passes.
+"""Gather what is known of a step before it is audited: ledger lines, gradients seen by a probe, captured passes.
 
     view = view_gradients(layer, step)                  # just before the optimiser reads the gradients
     view = view_gradients(layer, step, view)            # after its step: the same, unless they have changed
@@ -27,7 +27,7 @@ from dualform.recorder.plan import RecordedOptimizer
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
 SLACK = 32.0
 # And, of the gradient's own size, where it was rounded to half precision as a whole.
-_LOW = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
+_HALF_ROUNDING = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 Lines = Mapping[str, Sequence[float]]  # of the ledger, by parameter
@@ -63,19 +63,19 @@ class LayerEvidence(NamedTuple):
 
     @property
     def product(self) -> Tensor:
-        """What went through the layer in all passes, seen through the probe: (rows, d_out)."""
+        """The sum over all passes of what went through the layer, seen through the probe: (rows, d_out)."""
         first, *others = self.captures
         return sum((capture.product for capture in others), start=first.product)
 
     @property
     def rounding(self) -> float:
         """What rounding may leave over, of the gradient's own size."""
-        return SLACK * self.view.eps + self.low
+        return SLACK * self.view.eps + self.half_rounding
 
     @property
-    def low(self) -> float:
+    def half_rounding(self) -> float:
         """What rounding the whole gradient to half precision, as autocast does, may leave over."""
-        return max([_LOW.get(capture.precision, 0.0) for capture in self.captures], default=0.0)
+        return max([_HALF_ROUNDING.get(capture.precision, 0.0) for capture in self.captures], default=0.0)
 
 
 class StepEvidence(NamedTuple):
@@ -88,10 +88,10 @@ class StepEvidence(NamedTuple):
 def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:
     """Return the parameters of a layer's trained uses, as they are now."""
     own = layer.module._parameters  # past nn.Module's search by name, which is slow for what every step asks
-    found = [parameter for name in layer.own_names if (parameter := own.get(name)) is not None]
-    if len(found) < len(layer.own_names):
-        raise RecordingError(f"a parameter of layer {layer.name!r} was taken away while recording")
-    return found
+    parameters = [parameter for name in layer.own_names if (parameter := own.get(name)) is not None]
+    if len(parameters) < len(layer.own_names):
+        raise RecordingError(f"a parameter of layer {layer.name!r} was removed while recording")
+    return parameters
 
 
 def read_lines(stepped: RecordedOptimizer) -> dict[str, tuple[float, ...]]:
@@ -103,7 +103,7 @@ def read_lines(stepped: RecordedOptimizer) -> dict[str, tuple[float, ...]]:
         for use, parameter in zip(layer.description.trained, trained_parameters(layer), strict=True):
             name, group = use.parameter.name, groups.get(id(parameter))
             if group is None:
-                raise RecordingError(f"parameter {name!r} was taken out of its optimiser while recording")
+                raise RecordingError(f"parameter {name!r} was removed from its optimiser while recording")
             # .get: the state is a defaultdict, and looking must not make an entry
             lines[name] = read(group, state.get(parameter, {})) if read else ()
     return lines
@@ -130,35 +130,37 @@ def view_gradients(layer: RecordedLayer, step: int, before: ViewedGradients | No
     return ViewedGradients(view, gradients, versions)
 
 
-_AT_ONCE = 16  # steps at the beginning
-_STEPS = 16
-_SECONDS = 5.0
-_BYTES = 32 << 20  # of rows
+_FIRST_STEPS = 16  # are audited at once
+_MAX_STEPS = 16
+_MAX_SECONDS = 5.0
+_MAX_BYTES = 32 << 20  # of rows
 
 
 class PendingSteps:
     """Steps that wait to be audited and handed to the writer.
 
-    What is wrong with a training loop is mostly so from its first step on, and is told in that step. Later steps wait
-    for one another: between the products of a training every little bit of work is several times as slow as in a loop
-    of its own. None waits long, though, and none where its rows would have to be kept for the audit alone.
+    What is wrong with a training loop is mostly so from its first step on, and is reported in that step. Later steps
+    wait for one another: between the products of a training every little bit of work is several times as slow as in a
+    loop of its own. None waits long, though, and none where its rows would have to be kept for the audit alone.
     """
 
     def __init__(self, wait: bool) -> None:
         self._wait = wait
         self._steps: list[StepEvidence] = []
-        self._taken = 0  # so far
+        self._taken = 0  # steps
         self._nbytes = 0
         self._since = monotonic()
 
     def add(self, step: StepEvidence) -> bool:
         """Add a step and return whether it is time to take all of them."""
         self._steps.append(step)
-        captures = (c for layer in step.layers for one in layer.passes.values() for c in one.captures)
+        passes = (of_pass for layer in step.layers for of_pass in layer.passes.values())
+        captures = (capture for of_pass in passes for capture in of_pass.captures)
         self._nbytes += sum(capture.keys.rows.nbytes + capture.values.rows.nbytes for capture in captures)
         waiting = len(self._steps)
-        soon = not self._wait or self._taken + waiting <= _AT_ONCE or waiting >= _STEPS or self._nbytes >= _BYTES
-        return soon or monotonic() - self._since >= _SECONDS
+        first = not self._wait or self._taken + waiting <= _FIRST_STEPS
+        full = waiting >= _MAX_STEPS or self._nbytes >= _MAX_BYTES
+        return first or full or monotonic() - self._since >= _MAX_SECONDS
 
     def take(self) -> list[StepEvidence]:
         steps, self._steps = self._steps, []

@@ -1,4 +1,4 @@
-"""Which layers are recorded: found, matched against the user's wish, and the rest named with a reason."""
+"""Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -46,7 +46,12 @@ def choose_layers(
 
     A layer named outright that cannot be recorded raises.
     """
-    _refuse_parallel(model)
+    for module in model.modules():
+        if any(base.__name__ in _PARALLEL for base in type(module).__mro__):
+            raise RecordingError(
+                f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
+                "Record the plain model in one process"
+            )
     owners = _owners(model, optimizers)
     known = {candidate.name: candidate for candidate in candidates(model)}
     patterns = [layers] if isinstance(layers, str) else list(layers)
@@ -61,23 +66,14 @@ def choose_layers(
     # Random numbers of its own: recording must not change the user's. The same for every run: one that
     # was interrupted must measure what an uninterrupted one would.
     generator = torch.Generator().manual_seed(SEED)
-    chosen = tuple(_recorded(known[name], owners, generator) for name in wanted if not reasons[name])
+    chosen = tuple(_describe(known[name], owners, generator) for name in wanted if not reasons[name])
     if not chosen:
         raise RecordingError(f"no layer of this model can be recorded: {reasons or 'it has no nn.Linear'}")
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
-def _refuse_parallel(model: nn.Module) -> None:
-    for module in model.modules():
-        if any(base.__name__ in _PARALLEL for base in type(module).__mro__):
-            raise RecordingError(
-                f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
-                "Record the plain model in one process"
-            )
-
-
 def _owners(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
-    """id of a parameter -> which optimiser steps it."""
+    """Return the number of the optimiser that steps each parameter, by the parameter's id."""
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
     for index, optimizer in enumerate(optimizers):
@@ -93,17 +89,13 @@ def _owners(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]
 
 
 def _obstacle(model: nn.Module, candidate: Candidate, owners: dict[int, int], storage: Storage) -> str | None:
-    """Why a layer cannot be recorded exactly; None if it can."""
+    """Return why a layer cannot be recorded exactly; None if it can."""
     if storage.merge and not candidate.kind.vectors:
         return "its keys are indices, and a merged memory sums up keys of numbers only"
     if candidate.obstacle is not None:
         return candidate.obstacle
     if not (candidate.d_in and candidate.d_out):
         return "it has no width"
-    return _obstacle_of_parameters(model, candidate, owners)
-
-
-def _obstacle_of_parameters(model: nn.Module, candidate: Candidate, owners: dict[int, int]) -> str | None:
     parameters = candidate.parameters
     weight = parameters.get(next(iter(candidate.columns)))
     if weight is None:
@@ -114,15 +106,15 @@ def _obstacle_of_parameters(model: nn.Module, candidate: Candidate, owners: dict
         return "its weight is frozen"
     if id(weight) not in owners:
         return "its weight is not in the optimiser"
-    uses = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     if any(uses[id(parameter)] > 1 for parameter in parameters.values()):
         return "its weight is tied to another module's"
-    if any(owners.get(id(p), owners[id(weight)]) != owners[id(weight)] for p in parameters.values()):
+    if any(owners.get(id(parameter), owners[id(weight)]) != owners[id(weight)] for parameter in parameters.values()):
         return "its weight and its bias belong to different optimisers"
     return None
 
 
-def _recorded(candidate: Candidate, owners: dict[int, int], generator: torch.Generator) -> RecordedLayer:
+def _describe(candidate: Candidate, owners: dict[int, int], generator: torch.Generator) -> RecordedLayer:
     kind = candidate.kind
     module = candidate.name if candidate.module_name is None else candidate.module_name
     uses = tuple(

@@ -1,4 +1,4 @@
-"""Keys summed up as they come: one row for each value of a tag, instead of one for each slot.
+"""Sum up keys as they come: one row for each value of a tag, instead of one for each slot.
 
 Attention is linear, so the attention summed over all visits to a training position is (sum of its keys) . q,
 however many visits there were. That is all a merged memory can say; single visits and values are not kept.
@@ -43,12 +43,12 @@ class Merger:
         self._tag, self._dtype = tag, dtype
         self._sums = {layer.name: KeySums(layer.d_in) for layer in layers}
 
-    def add(self, several: Iterable[TaggedKeys]) -> None:
-        for layer, keys, tag in several:
+    def add(self, tagged: Iterable[TaggedKeys]) -> None:
+        for layer, keys, tag in tagged:
             self._sums[layer].add(keys, tag)
 
     def take(self) -> dict[str, Rows]:
-        """All sums as the store takes them; then all begins anew."""
+        """Return all sums as the store takes them, and start anew."""
         return {layer: sums.take(self._tag, self._dtype) for layer, sums in self._sums.items() if len(sums)}
 
 
@@ -65,23 +65,20 @@ class KeySums:
         return len(self._row)
 
     def add(self, keys: Tensor, tag: Array) -> None:
-        """Keys (slots, d_in) and the tag's value for each."""
+        """Add keys (slots, d_in), given the tag's value for each."""
         rows = np.array([self._row.setdefault(value, len(self._row)) for value in tag.tolist()], dtype=np.int64)
-        self._grow(keys.dtype)
-        self._sums.index_add_(0, torch.from_numpy(rows), keys.to(self._sums.dtype))
-        np.add.at(self._visits, rows, 1)
-
-    def _grow(self, dtype: torch.dtype) -> None:
         missing = len(self._row) - len(self._sums)
         if missing > 0:
             # By halves, so that growing copies every row a few times only.
             more = max(missing, len(self._sums) // 2)
-            wide = torch.float64 if dtype == torch.float64 else torch.float32
-            self._sums = torch.cat([self._sums.to(wide), torch.zeros(more, self._d_in, dtype=wide)])
+            dtype = torch.float64 if keys.dtype == torch.float64 else torch.float32
+            self._sums = torch.cat([self._sums.to(dtype), torch.zeros(more, self._d_in, dtype=dtype)])
             self._visits = np.concatenate([self._visits, np.zeros(more, dtype=np.int64)])
+        self._sums.index_add_(0, torch.from_numpy(rows), keys.to(self._sums.dtype))
+        np.add.at(self._visits, rows, 1)
 
     def take(self, tag: str, dtype: str) -> Rows:
-        """The sums as rows, in order of the tag; then all begins anew."""
+        """Return the sums as rows, in order of the tag, and start anew."""
         values = np.array(list(self._row))
         order = np.argsort(values, kind="stable")
         sums = self._sums[torch.from_numpy(order)]

@@ -1,4 +1,4 @@
-"""What a recording will do, decided once and then passed on: which layers, by which optimisers, stored how.
+"""Decide once what a recording will do, and pass it on: which layers, by which optimisers, stored how.
 
     plan = make_plan(model, [optimizer], "*", Storage(), about={})
     plan.layers[0].name, plan.optimizers[0].rule, plan.manifest
@@ -26,7 +26,7 @@ from dualform.recorder.snapshot import snapshot
 from dualform.store import Column, Manifest, Storage
 from dualform.store import Optimizer as Description
 
-_ANYWAY = "Pass values=False to record keys only: attention weights work, outputs do not"
+_REMEDY = "Pass values=False to record keys only: attention weights work, outputs do not"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,12 @@ def make_plan(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         software=f"torch {torch.__version__}, python {sys.version.split()[0]}",
         storage=storage,
-        optimizers=tuple(map(_describe, optimizers, rules)),
+        optimizers=tuple(
+            Description(_registered_name(optimizer), rule.columns)
+            if rule
+            else Description(type(optimizer).__name__, ())
+            for optimizer, rule in zip(optimizers, rules, strict=True)
+        ),
         layers=tuple(layer.description for layer in chosen),
         about=dict(about),
     )
@@ -97,22 +102,15 @@ def registered_rule(optimizer: Optimizer) -> Rule:
     return RULES[_registered_name(optimizer)]
 
 
-def _describe(optimizer: Optimizer, rule: Rule | None) -> Description:
-    """The optimiser as the manifest names it."""
-    if rule is None:
-        return Description(type(optimizer).__name__, ())
-    return Description(_registered_name(optimizer), rule.columns)
-
-
 def _registered_name(optimizer: Optimizer) -> str:
-    """The name of the registered class that this optimiser is of, or is derived from without a step of its own."""
+    """Return the name of the registered class that an optimiser is of, or derived from without a step of its own."""
     own, base = type(optimizer), registered_base(type(optimizer))
     own_name = f"{own.__module__}.{own.__name__}"
     if base is None:
-        raise RecordingError(f"no exact dual form is known for {own_name}; known are {', '.join(known())}. {_ANYWAY}")
+        raise RecordingError(f"no exact dual form is known for {own_name}; choose from {', '.join(known())}. {_REMEDY}")
     # torch wraps `step` when an optimiser is made; below that it is the same function, or it is not
     if unwrap(own.step) is not unwrap(base.step):
         raise RecordingError(
-            f"{own_name} overrides the step of {known_as(base)}, so its dual form is not known. {_ANYWAY}"
+            f"{own_name} overrides the step of {known_as(base)}, so its dual form is not known. {_REMEDY}"
         )
     return registered_name(base)

@@ -1,4 +1,4 @@
-"""The recorder: a `with` block around a training loop, nothing of which stays on the model.
+"""Record a training loop in a `with` block that leaves nothing on the model.
 
     with dualform.record(model, optimizer, "runs/mnist") as recorder:
         for images, labels in loader:
@@ -6,7 +6,7 @@
             loss = F.cross_entropy(model(images), labels)
             optimizer.zero_grad(); loss.backward(); optimizer.step()
 
-A step is one call of an optimiser's `step`. Here is the user's side of it; session.py has what happens in each step.
+A step is one call of an optimiser's `step`. This is the user's side; session.py has what happens in each step.
 """
 
 import json
@@ -51,8 +51,11 @@ class Recorder:
     def tag(self, **columns: Any) -> None:
         """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
 
-        Scalars and strings hold for every row; arrays have one entry a row, in the shape of the batch.
         Tags hold until the next `tag` or step. Every batch needs the same ones.
+
+        Args:
+            columns: Scalars and strings, which hold for every row, or arrays with one entry a row, in the shape of
+                the batch.
         """
         session = self._session
         if session is None or session.failure is not None:
@@ -60,11 +63,20 @@ class Recorder:
         session.tags = Tags(columns)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
-        """The bytes that `steps` steps of `batch` slots each take, before repeated keys and zeros are left out."""
+        """Estimate the bytes of a run, before repeated keys and zeros are left out.
+
+        Args:
+            steps: How many steps will be recorded.
+            batch: How many slots go through each layer in a step.
+        """
         return estimate(self._plan.manifest, self._plan.state(), steps, batch)
 
     def sync(self) -> int:
-        """Put everything so far on the disk and return the number of steps there; call it at checkpoints."""
+        """Write everything so far to the disk, where a checkpoint is saved.
+
+        Returns:
+            The number of steps on the disk: what to pass as `resume` to go on from this checkpoint.
+        """
         session = self._session
         if session is None or session.failure is not None:
             raise self._not_running()
@@ -74,7 +86,7 @@ class Recorder:
     def _not_running(self) -> RecordingError:
         if self._session is None:
             return RecordingError("the recorder is not on: use it in a with block")
-        return self._session.stopped()
+        return self._session.stop_error()
 
     def __enter__(self) -> Self:
         if self._session is not None:
@@ -116,23 +128,37 @@ def record(
             ...                                    # the training loop, unchanged
             recorder.tag(id=ids, label=labels)     # before each forward pass, if you like
 
-    `optimizer` may be a list. `layers` is a name, a pattern such as "encoder.*", or a list of them; what
-    "*" has to leave out is in `recorder.skipped`. `dtype` is the precision of stored keys and values:
-    "float16" (rows scaled by powers of two), "float32" or "float64"; None is "float16", but "float32" for values of
-    optimisers that divide elementwise, such as Adam, which magnify rounding. With `values=False` only keys are
-    stored: attention weights work, outputs and muting do not, and any optimiser will do. With `merge`, the
-    name of a tag such as "position", keys are summed up over all visits to the same value of the tag as they
-    come: a small part of the bytes, and exact for `top(per="position")` and `total(by="position")`, but for
-    nothing else. What is summed up is in memory until `recorder.sync()` or the end of the block. A run that
-    exists is replaced only with `overwrite=True`. `path` may be a backend, such as `dualform.store.InMemory()`.
+    Nothing stays on the model when the block ends.
 
-    With `resume`, a step at which `recorder.sync()` was called, a run goes on from there: restore the model and
-    the optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
-    `overwrite` says nothing. `about` is kept with the run, as it was begun: anything JSON can hold.
+    Args:
+        model: The model as it is trained.
+        optimizer: Its optimiser, or a list of them.
+        path: The run's directory, or a backend such as `dualform.store.InMemory()`.
+        layers: A name, a pattern such as "encoder.*", or a list of them; what "*" has to leave out is in
+            `recorder.skipped`.
+        dtype: The precision of stored keys and values: "float16" (rows scaled by powers of two), "float32" or
+            "float64". None is "float16", but "float32" for values of optimisers that divide elementwise, such as
+            Adam, which magnify rounding.
+        values: False to store keys only: attention weights work, outputs and muting do not, and any optimiser will
+            do.
+        merge: The name of a tag such as "position": keys are summed up over all visits to the same value of the tag
+            as they come. That takes a small part of the bytes, and is exact for `top(per="position")` and
+            `total(by="position")`, but for nothing else. Sums are in memory until `recorder.sync()` or the end of the
+            block.
+        overwrite: True to replace a run that exists.
+        resume: A step at which `recorder.sync()` was called: the run goes on from there. Restore the model and the
+            optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
+            `overwrite` is ignored.
+        about: Anything JSON can hold, kept with the run as it was begun.
+
+    Returns:
+        The recorder, to be used in a `with` block.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     values = values and merge is None
-    dtype = _usual_dtype(optimizers, values) if dtype is None else dtype
+    if dtype is None:
+        magnified = values and any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
+        dtype = "float32" if magnified else "float16"
     if dtype not in PRECISIONS:
         raise RecordingError(f"dtype must be one of {', '.join(PRECISIONS)}, not {dtype!r}")
     try:
@@ -142,8 +168,3 @@ def record(
     storage = Storage(dtype=dtype, values=values, merge=merge)
     where = path if isinstance(path, Backend) else Path(path)
     return Recorder(make_plan(model, optimizers, layers, storage, about or {}), where, overwrite, resume)
-
-
-def _usual_dtype(optimizers: Sequence[Optimizer], values: bool) -> str:
-    magnified = values and any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
-    return "float32" if magnified else "float16"

@@ -1,4 +1,4 @@
-"""An audited step as the store takes it: its ledger lines, its residuals, and the rows of the passes that were used."""
+"""Turn an audited step into what the store takes: its ledger lines, residuals, and the rows of the used passes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -59,7 +59,7 @@ def as_record(plan: Plan, step: AuditedStep, passes: Iterable[UsedPass]) -> Step
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:
     keys, key_exponent = _arrays([capture.keys for capture in used.captures])
-    values, value_exponent = _arrays([c.values for c in used.captures]) if storage.values else (None, None)
+    values, value_exponent = _arrays([capture.values for capture in used.captures]) if storage.values else (None, None)
     return Rows(
         keys=keys,
         key_exponent=key_exponent,
@@ -74,5 +74,5 @@ def _as_rows(used: UsedPass, storage: Storage) -> Rows:
 def _arrays(packed: Sequence[Packed]) -> tuple[NDArray[Any], NDArray[Any] | None]:
     if len(packed) == 1:
         return packed[0].rows.numpy(), packed[0].exponent
-    exponents = [p.exponent for p in packed if p.exponent is not None]
-    return torch.cat([p.rows for p in packed]).numpy(), np.concatenate(exponents) if exponents else None
+    exponents = [part.exponent for part in packed if part.exponent is not None]
+    return torch.cat([part.rows for part in packed]).numpy(), np.concatenate(exponents) if exponents else None

@@ -1,4 +1,4 @@
-"""A recording that is on: what happens before and after each step of an optimiser, and what becomes of the step.
+"""Carry out a recording: what happens before and after each step of an optimiser, and what becomes of the step.
 
 Before it, its hyper-parameters are read and its gradients looked at. After it, they are put together with what went
 through the layers, as evidence. That is audited and goes to the writer: the first steps one by one, since what is wrong
@@ -34,7 +34,7 @@ from dualform.recorder.layers import SEED
 from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import Plan, RecordedOptimizer
 from dualform.recorder.records import as_record, check_tags, used_passes
-from dualform.recorder.resume import go_on
+from dualform.recorder.resume import resume_run
 from dualform.recorder.tags import Tags
 from dualform.store import RunWriter, Where
 
@@ -61,10 +61,10 @@ class Session:
         if resume is None:
             self.writer = RunWriter.begin(where, plan.manifest, state, chapter_bytes(state), overwrite)
         else:
-            self.writer, self._tag_kinds = go_on(where, resume, plan.manifest, state, chapter_bytes(state))
+            self.writer, self._tag_kinds = resume_run(where, resume, plan.manifest, state, chapter_bytes(state))
         self.tags = _NO_TAGS  # of the coming forward passes
         self.failure: BaseException | None = None
-        self._taken = self._settled = resume or 0  # steps: of the optimisers; and those of them that are audited
+        self._steps_taken = self._steps_audited = resume or 0
         self._before = _NOTHING_READ
         self._stepping = False
         self._pending = PendingSteps(wait=plan.storage.values)
@@ -81,18 +81,18 @@ class Session:
     @property
     def steps(self) -> int:
         """How many steps were taken; after one that cannot be kept, how many are."""
-        return self._taken
+        return self._steps_taken
 
-    def stopped(self) -> RecordingError:
-        """What to raise when a recording that has failed is asked to go on."""
+    def stop_error(self) -> RecordingError:
+        """Return what to raise when a recording that has failed is asked to go on."""
         error = RecordingError(f"recording stopped at step {self.steps}: {self.failure}")
         error.__cause__ = self.failure
         return error
 
     def sync(self) -> None:
-        """Put everything so far on the disk."""
+        """Write everything so far to the disk."""
         try:
-            self._settle()
+            self._audit_pending()
             self._seal()
             self.writer.wait()
         except BaseException as error:
@@ -106,7 +106,7 @@ class Session:
             handle.remove()
         try:
             if not isinstance(self.failure, StorageError):  # else there is nobody to leave them to
-                self._settle()
+                self._audit_pending()
         except BaseException as error:  # an interrupt, too: the run is ended and let go in any case
             self.failure = error
             self._end(ended_by or type(error))
@@ -126,14 +126,14 @@ class Session:
 
     def _before_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.failure is not None:
-            raise self.stopped()
+            raise self.stop_error()
         try:
             name, row = self._row_to_check()
             # NaN never is equal; infinite weights make gradients that are refused
             if not torch.equal(self._fingerprint, row):
-                raise _changed(name, row, self._taken)
+                raise _change_error(name, row, self._steps_taken)
             fused = any(group.get("fused") for group in optimizer.param_groups)
-            views = () if fused else [view_gradients(layer, self._taken) for layer in stepped.layers]
+            views = () if fused else [view_gradients(layer, self._steps_taken) for layer in stepped.layers]
         except BaseException as error:
             self.failure = error
             raise
@@ -145,49 +145,49 @@ class Session:
             self.writer.check()
             layers, idle = [], set()
             for layer, before in zip_longest(stepped.layers, self._before.views):
-                view = view_gradients(layer, self._taken, before).view
+                view = view_gradients(layer, self._steps_taken, before).view
                 passes = self._captures.take(layer.name)
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
-                idle |= {u.parameter.name for i, u in enumerate(layer.description.trained) if i not in view.stepped}
+                idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
             due = self._pending.add(StepEvidence(lines, layers))
-            self._taken += 1
+            self._steps_taken += 1
             self._before, self.tags = _NOTHING_READ, _NO_TAGS
             self._fingerprint = self._row_to_check()[1].clone()
             if due:
-                self._settle()
+                self._audit_pending()
         except BaseException as error:
             self.failure = error
             raise
         self._stepping = False
 
     def _row_to_check(self) -> tuple[str, Tensor]:
-        """A row of a recorded weight, another weight and row each step, with the weight's name.
+        """Return a weight's name and a row of it: another weight and another row in each step.
 
         Whatever changes weights as a whole shows here within a few steps; a change of single rows shows
         here sooner or later, and in the certificate of its chapter in any case.
         """
-        layer = self._plan.layers[self._taken % len(self._plan.layers)]
+        layer = self._plan.layers[self._steps_taken % len(self._plan.layers)]
         weight = trained_parameters(layer)[0].detach()
-        return layer.description.trained[0].parameter.name, weight[(SEED + 31 * self._taken) % weight.shape[0]]
+        return layer.description.trained[0].parameter.name, weight[(SEED + 31 * self._steps_taken) % weight.shape[0]]
 
     # What becomes of steps
 
-    def _settle(self) -> None:
+    def _audit_pending(self) -> None:
         """Audit the steps that wait, and leave them to the writer."""
         merge = self._plan.storage.merge
         try:
-            for step in audit(self._pending.take(), self._settled):
+            for step in audit(self._pending.take(), self._steps_audited):
                 passes = used_passes(step)
                 self._tag_kinds = check_tags(passes, self._tag_kinds, merge, step.number)
                 keys = tagged_keys(passes, merge) if merge else []
                 self.writer.append(as_record(self._plan, step, () if merge else passes), self._tag_kinds or {})
                 if self._merger:
                     self._merger.add(keys)
-                self._settled += 1
+                self._steps_audited += 1
         finally:
-            self._taken = self._settled  # should one of them not be explained, the steps end there
+            self._steps_taken = self._steps_audited  # should one of them not be explained, the steps end there
         if self.writer.full:
             self._seal()
 
@@ -199,8 +199,8 @@ class Session:
         self.writer.seal(self._plan.state(), done=done)
 
 
-def _changed(name: str, row: Tensor, step: int) -> RecordingError:
-    """What to raise for a weight that is not what the last step left."""
+def _change_error(name: str, row: Tensor, step: int) -> RecordingError:
+    """Return what to raise for a weight that is not what the last step left."""
     if not torch.isfinite(row).all():
         return NotFinite(
             f"step {step}: {name!r} has become NaN or infinite; lower the learning rate or look at the "

@@ -1,4 +1,4 @@
-"""The state of a run at one moment: all parameters, all buffers, the optimisers' tensors."""
+"""Copy the state of a run: all parameters, all buffers, the optimisers' tensors."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from dualform.store import Column, clean_name
 
 
 def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Column]:
-    """A copy of everything, named as docs/format.md says."""
+    """Return a copy of everything, named as docs/format.md says."""
     names = {id(p): clean_name(name) for name, p in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     tensors |= {f"parameters/{clean_name(name)}": p for name, p in model.named_parameters(remove_duplicate=False)}

@@ -1,4 +1,4 @@
-"""Tags: what the user says of the rows of a batch, as columns with one entry a slot."""
+"""Turn what the user says of the rows of a batch into columns with one entry a slot."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,11 +19,11 @@ _STORED = {"bool": np.bool_, "int": np.int64, "float": np.float64}
 class Tags:
     """What the user says of the rows of the coming forward passes."""
 
-    def __init__(self, given: Mapping[str, Any]) -> None:
+    def __init__(self, columns: Mapping[str, Any]) -> None:
         self.kinds: dict[str, str] = {}
         self._columns: dict[str, Array] = {}
         self._over: dict[tuple[int, ...], dict[str, Array]] = {}
-        for name, value in given.items():
+        for name, value in columns.items():
             if name in RESERVED:
                 raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
             if not name.isprintable():
@@ -39,7 +39,7 @@ class Tags:
             self._columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
 
     def only(self, name: str, step: int) -> dict[str, str]:
-        """The kind of the one tag that slots are merged by."""
+        """Return the kind of the tag that slots are merged by; raise if it is missing."""
         if name not in self.kinds:
             raise RecordingError(
                 f"step {step}: slots are merged by tag {name!r}, which is missing: call recorder.tag({name}=...) "
@@ -48,7 +48,7 @@ class Tags:
         return {name: self.kinds[name]}
 
     def over(self, leading: tuple[int, ...], layer: str) -> dict[str, Array]:
-        """Each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
+        """Spread each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
 
         A tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the
         first ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises.
@@ -82,24 +82,24 @@ def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> A
     return full.reshape(-1)
 
 
-def joined(several: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
-    """The columns of several calls, one after the other."""
-    if len(several) == 1:
-        return several[0]
-    return {name: np.concatenate([columns[name] for columns in several]) for name in several[0]}
+def joined(calls: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
+    """Join the columns of several calls, one after the other."""
+    if len(calls) == 1:
+        return calls[0]
+    return {name: np.concatenate([columns[name] for columns in calls]) for name in calls[0]}
 
 
-def check_same(given: Mapping[str, str], expected: Mapping[str, str], step: int) -> None:
-    """Every batch needs the tags of the first one, of the same kinds."""
-    if given == expected:
+def check_same(kinds: Mapping[str, str], expected: Mapping[str, str], step: int) -> None:
+    """Raise unless a batch has the tags of the first one, of the same kinds."""
+    if kinds == expected:
         return
-    missing = [name for name in expected if name not in given]
-    added = [name for name in given if name not in expected]
+    missing = [name for name in expected if name not in kinds]
+    added = [name for name in kinds if name not in expected]
     if missing:
         problem = f"tag {missing[0]!r} is missing: call recorder.tag before every forward pass of a step"
     elif added:
         problem = f"tag {added[0]!r} is new: earlier batches were recorded without it"
     else:
-        name = next(name for name in given if given[name] != expected[name])
-        problem = f"tag {name!r} holds {given[name]}, before it held {expected[name]}"
+        name = next(name for name in kinds if kinds[name] != expected[name])
+        problem = f"tag {name!r} holds {kinds[name]}, before it held {expected[name]}"
     raise RecordingError(f"step {step}: {problem}. The steps before it are kept")

@@ -67,7 +67,7 @@ STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS = "state/parameters/", "state/
 
 
 def slot_tensor(layer: str, column: str) -> str:
-    """Return the name of a column of a layer's slots: keys, key_index, key_exponent, values, value_mask, factors, ..."""
+    """Return the name of a column of a layer's slots: keys, key_index, key_exponent, values, factors, ..."""
     return f"{SLOTS}{layer}/{column}"
 
 

@@ -51,8 +51,8 @@ class TransposedKind(Kind):
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         return super().as_map(use, parameter) if use.columns is None else parameter.mT
 
-    def from_map(self, use: Use, found: Tensor) -> Tensor:
-        return super().from_map(use, found) if use.columns is None else found.mT
+    def from_map(self, use: Use, matrix: Tensor) -> Tensor:
+        return super().from_map(use, matrix) if use.columns is None else matrix.mT
 
 
 @pytest.fixture(autouse=True)

@@ -184,7 +184,7 @@ def test_steps_without_any_gradient(tmp_path: Path) -> None:
 def test_an_unknown_optimiser_raises_unless_keys_only(tmp_path: Path) -> None:
     model = network()
     rprop = torch.optim.Rprop(model.parameters())
-    with pytest.raises(RecordingError, match="no exact dual form is known for .*Rprop; known are torch.optim.SGD"):
+    with pytest.raises(RecordingError, match="no exact dual form is known for .*Rprop; choose from torch.optim.SGD"):
         record(model, rprop, tmp_path / "run")
     with record(model, rprop, tmp_path / "run", values=False):
         step(model, rprop)

@@ -15,7 +15,7 @@ from dualform.recorder import evidence
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 from tests.recorder.test_bad_loops import clip_by_value
 
-GOOD = evidence._AT_ONCE + 3  # steps: the next one waits for others
+GOOD = evidence._FIRST_STEPS + 3  # steps: the next one waits for others
 
 
 def trained(path: Path, then: Callable[[nn.Module, torch.optim.Optimizer, dualform.Recorder], None]) -> None:
@@ -29,7 +29,7 @@ def trained(path: Path, then: Callable[[nn.Module, torch.optim.Optimizer, dualfo
 
 def go_on(model: nn.Module, optimizer: torch.optim.Optimizer, recorder: dualform.Recorder) -> None:
     clip_by_value(model, optimizer)
-    for _ in range(evidence._STEPS):
+    for _ in range(evidence._MAX_STEPS):
         step(model, optimizer)
 
 
@@ -81,11 +81,11 @@ def test_the_number_of_steps_never_falls_while_steps_wait_and_are_audited(tmp_pa
     optimizer = sgd(model)
     with record(model, optimizer, tmp_path / "run") as recorder:
         with watched(recorder) as seen:
-            for _ in range(GOOD + evidence._STEPS):
+            for _ in range(GOOD + evidence._MAX_STEPS):
                 step(model, optimizer)
             recorder.sync()
         assert seen == sorted(seen)
-        assert sorted(set(seen)) == list(range(GOOD + evidence._STEPS + 1))
+        assert sorted(set(seen)) == list(range(GOOD + evidence._MAX_STEPS + 1))
 
 
 def test_after_a_bad_step_the_number_of_steps_is_that_of_those_kept(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_an_interrupt_while_the_last_steps_are_audited_ends_the_run(
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path / "run", leave)
     memory = dualform.load(tmp_path / "run")
-    assert memory.steps == evidence._AT_ONCE
+    assert memory.steps == evidence._FIRST_STEPS
     assert memory.summary()["ended"] == "KeyboardInterrupt"
     monkeypatch.undo()
     model = network(nn.ReLU())
@@ -207,12 +207,12 @@ def test_slow_and_large_steps_do_not_wait(
     clock = [0.0]
     monkeypatch.setattr(evidence, "monotonic", lambda: clock[0])
     if large:
-        monkeypatch.setattr(evidence, "_BYTES", 1)
+        monkeypatch.setattr(evidence, "_MAX_BYTES", 1)
     model = network(nn.ReLU())
     optimizer = sgd(model)
     with record(model, optimizer, tmp_path / "run", values=not keys_only):
         for _ in range(GOOD):
             step(model, optimizer)
-        clock[0] += evidence._SECONDS if slow else 0.0
+        clock[0] += evidence._MAX_SECONDS if slow else 0.0
         with pytest.raises(UnexplainedGradient, match=f"step {GOOD}"):
             clip_by_value(model, optimizer)
