@@ -1,4 +1,4 @@
-"""A recorded run, opened for questions: `memory = dualform.load("runs/mnist")`.
+"""Open a recorded run for questions: `memory = dualform.load("runs/mnist")`.
 
     memory.attend(model, images)["layers.2"].top(10)      # which training slots are in the spotlight
     memory.without(label=9).model(model)                  # the model with some of its experience muted
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dualform.attention.directions import directions
-from dualform.attention.folds import CountFold, SeenFold
+from dualform.attention.folds import CountFold, VisitsFold
 from dualform.attention.index import Index, Sketches
 from dualform.attention.plan import Sources
 from dualform.attention.queries import as_queries, queries_of
@@ -39,9 +39,15 @@ from dualform.table import Table
 
 
 def load(path: Where) -> "Memory":
-    """Open a recorded run: `memory = dualform.load("runs/mnist")`, or of a backend. Reads headers, not data.
+    """Open a recorded run: `memory = dualform.load("runs/mnist")`. Reads headers, not data.
 
     Of a damaged run, what comes before the damage is opened, with a warning.
+
+    Args:
+        path: The run's directory, or a backend.
+
+    Returns:
+        The memory, for questions and views.
     """
     run = Run(path)
     if run.unread:
@@ -99,18 +105,24 @@ class Memory:
         return self._run.manifest.storage.merge
 
     def slots(self, layer: str) -> int:
-        """How many slots of a layer this memory, or view, holds."""
+        """Return how many slots of a layer this memory, or view, holds."""
         self._check_layer(layer)
         count: int = self._folded(layer, CountFold())
         return count
 
-    def seen(self, layer: str, by: By) -> Table:
-        """When a layer's slots were seen: `memory.seen("layers.2", by="task")` has visits, first and last step.
+    def visits(self, layer: str, by: By) -> Table:
+        """Count a layer's slots by a tag: `memory.visits("layers.2", by="task")`.
 
-        Only values that slots of this memory, or view, have. The steps of a merged memory are those of its sums.
+        Args:
+            layer: The layer's name.
+            by: A tag, or a tuple of them.
+
+        Returns:
+            For each value that slots of this memory, or view, have: how many, and their first and last step. The
+            steps of a merged memory are those of its sums.
         """
         self._check_layer(layer)
-        return Table(self._folded(layer, SeenFold(self._sources.view.grouping(layer, by))))
+        return Table(self._folded(layer, VisitsFold(self._sources.view.grouping(layer, by))))
 
     def _folded(self, layer: str, fold: Fold) -> Any:
         return carry_out(Plan(self._sources.view.slots(layer), self._selection, (fold,)))[0]
@@ -126,15 +138,25 @@ class Memory:
     # Views
 
     def where(self, **tags: Any) -> "Memory":
-        """Only slots with these tags: `memory.where(task="mnist", label=[3, 5])`; also `step=`, `slot=`."""
+        """Return a view of only the slots with these tags: `memory.where(task="mnist", label=[3, 5])`.
+
+        Args:
+            tags: Tags with a value, or a list of values; also `step=` and `slot=`.
+        """
         return self._view(self._selection.narrowed(condition(self._run, tags, inverted=False)))
 
     def without(self, **tags: Any) -> "Memory":
-        """All slots but those with these tags: `memory.without(label=9)`."""
+        """Return a view of all slots but those with these tags: `memory.without(label=9)`.
+
+        The slots are muted, which is not the same as training without them: errors are those of the run as it was.
+
+        Args:
+            tags: Tags with a value, or a list of values; also `step=` and `slot=`.
+        """
         return self._view(self._selection.narrowed(condition(self._run, tags, inverted=True)))
 
     def until(self, step: int) -> "Memory":
-        """The run after `step` steps: its slots, with the coefficients they had then."""
+        """Return the run after `step` steps: its slots, with the coefficients they had then."""
         if not 0 <= step <= self._selection.until:
             raise QueryError(f"step must be between 0 and {self._selection.until}, not {step}")
         ends = [shard.info.last_step for shard in self._run.shards]
@@ -150,13 +172,19 @@ class Memory:
     def attend(
         self, model: nn.Module | Mapping[str, Tensor], inputs: Any = None, *, rows: int | slice | None = None
     ) -> Spotlight:
-        """The spotlight of test inputs: `memory.attend(model, images)`.
+        """Return the spotlight of test inputs: `memory.attend(model, images)`.
 
-        The model runs once, in eval mode and without gradients, to get each layer's queries; it is used
-        as it is, so pass `view.model(model)` for the queries of a muted model. A dict of inputs is passed
-        as keyword arguments, a tuple as positional ones. `rows` picks along the second dimension of
-        queries with more than two, such as the last token: `rows=-1`. Instead of a model and inputs, a
-        dict of queries will do: `memory.attend({"layers.2": q})`.
+        The model runs once, in eval mode and without gradients, to get each layer's queries.
+
+        Args:
+            model: The model, used as it is: pass `view.model(model)` for the queries of a muted model. Or, instead of
+                a model and inputs, a dict of queries: `memory.attend({"layers.2": q})`.
+            inputs: What the model is called with; a dict as keyword arguments, a tuple as positional ones.
+            rows: Which rows to take along the second dimension of queries with more than two, such as the last
+                token: `rows=-1`.
+
+        Returns:
+            A spotlight for each recorded layer, by its name.
         """
         note, aim = None, None
         if isinstance(model, nn.Module):
@@ -169,12 +197,12 @@ class Memory:
         return Spotlight({name: LayerSpotlight(self._sources, name, q, aim) for name, q in queries.items()}, note)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
-        """A layer's parameters, summed up from the initial part and the slots of this view."""
+        """Return a layer's parameters, summed up from the initial part and the slots of this view."""
         self._check_layer(layer)
         return self._sum_up(layer, self._run.shards[0])
 
     def added(self, layer: str) -> dict[str, Tensor]:
-        """What the slots of this view have added to a layer's trained parameters, in float64: no initial part."""
+        """Return what the slots of this view have added to a layer's trained parameters, in float64."""
         self._check_layer(layer)
         described = self._run.layers[layer]
         rebuilt = self._sources.duals.of(layer).rebuild(self._run.shards[0])
@@ -185,17 +213,21 @@ class Memory:
         by: By = ("task", "label"),
         progress: Callable[[str], None] = lambda layer: None,
         *,
-        most_bytes: int = 2 << 30,
+        max_bytes: int = 2 << 30,
     ) -> GroupWeights:
         """Sum up what each group of slots has added: `memory.group_weights(by="label").model(model, without=[9])`.
 
-        Reads all slots once; from then on, to mute any set of groups is to subtract their matrices. It takes room
-        for a copy of the recorded parameters for each group: if that is more than `most_bytes`, it raises at once.
-        `progress` is called with each layer's name as its turn comes.
+        Reads all slots once; from then on, to mute any set of groups is to subtract their matrices.
+
+        Args:
+            by: A tag, or a tuple of them.
+            progress: Called with each layer's name as its turn comes.
+            max_bytes: What the result may take: a copy of the recorded parameters for each group. Raises at once if
+                it would take more.
         """
         duals = {name: self._sources.duals.of(name) for name in self._run.layers}  # raises where there are keys only
         grouping = groups_of(self._run, by)
-        check_memory(self._run, grouping, most_bytes)
+        check_memory(self._run, grouping, max_bytes)
         weights = {}
         for name, dual in duals.items():
             progress(name)
@@ -204,10 +236,13 @@ class Memory:
         return GroupWeights(Table(grouping.columns), weights, assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
-        """A copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.
+        """Return a copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.
 
-        The model passed gives the architecture only. With all slots up to a step, the nearest snapshot
-        before it serves as the start; a view that leaves slots out is summed up from the beginning.
+        With all slots up to a step, the nearest snapshot before it serves as the start; a view that leaves slots out
+        is summed up from the beginning.
+
+        Args:
+            model: The architecture; its own parameters are not used.
         """
         match_modules(model, self._run.layers)  # before anything is read
         start = self._run.shards[0] if self._selection.conditions else self._snapshot
@@ -219,23 +254,27 @@ class Memory:
 
     @property
     def _snapshot(self) -> Shard:
-        """The last one that this view may know of."""
+        """The last snapshot before the view ends."""
         return self._run.snapshot(self._selection.until)
 
     def _is_summed_up(self) -> bool:
-        """Whether the parameters of this view are in no snapshot."""
+        """Return whether the parameters of this view are in no snapshot."""
         return bool(self._selection.conditions) or self._snapshot.info.last_step < self._selection.until
 
     def _sum_up(self, layer: str, start: Shard) -> dict[str, Tensor]:
         rebuilt = self._sources.duals.of(layer).rebuild(start)
-        found = named_parameters(self._run.layers[layer], {use: one.whole for use, one in rebuilt.items()})
+        whole = {use: parameter.whole for use, parameter in rebuilt.items()}
         dtypes = {use.parameter.name: stored_parameter(start, use.parameter).dtype for use in rebuilt}
-        return {name: tensor.to(dtypes[name]) for name, tensor in found.items()}
+        named = named_parameters(self._run.layers[layer], whole)
+        return {name: tensor.to(dtypes[name]) for name, tensor in named.items()}
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
         """Read every byte and measure the distance between dual and primal form, layer by layer.
 
-        Of the whole run, whatever the view. `progress` is called with each layer's name as its turn comes.
+        Always of the whole run, whatever the view.
+
+        Args:
+            progress: Called with each layer's name as its turn comes.
         """
         if self._certificate is None:
             self._certificate = verify(self._run, lambda layer: self._sources.duals.of(layer).certify(), progress)
@@ -246,7 +285,7 @@ class Memory:
             raise UnknownName("layer", layer, self._run.layers)
 
     def summary(self) -> dict[str, Any]:
-        """What there is, as data: layers, slots, steps, bytes, tags, how recording ended."""
+        """Return what there is, as data: layers, slots, steps, bytes, tags, how recording ended."""
         return summary(self._run)
 
     def _lines(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Modules that take the place of fused PyTorch ones, so that their linear maps can be recorded.
+"""Replace fused PyTorch modules by ones whose linear maps can be recorded.
 
     model = dualform.nn.unfuse(model)            # every torch.nn.LSTM in it becomes a dualform.nn.LSTM
     handle = lstm.tap(0, lambda keys: print)     # the keys of layer 0; its errors are printed
@@ -61,28 +61,36 @@ class LSTM(nn.LSTM):
         _refuse(self, "dualform.nn.LSTM")
         self._taps = _no_taps(self)
 
-    def tap(self, layer: int, watch: Tap) -> RemovableHandle:
-        """Show `watch` the keys of a layer in every forward pass, until `handle.remove()`.
+    def tap(self, layer: int, on_keys: Tap) -> RemovableHandle:
+        """Call `on_keys` with the keys of a layer in every forward pass, until `handle.remove()`.
 
-        The keys have the layout of the module's input, (..., d_in + hidden): the layer's input, then its previous
-        hidden state. If `watch` returns a function, the backward pass calls it with the errors at the gates,
-        (..., 4 hidden), in the same layout.
+        Args:
+            layer: The layer's number, from 0.
+            on_keys: Takes the keys in the layout of the module's input, (..., d_in + hidden): the layer's input, then
+                its previous hidden state. If it returns a function, the backward pass calls that with the errors at
+                the gates, (..., 4 hidden), in the same layout.
         """
         if layer not in range(self.num_layers):
             raise UnknownName("LSTM layer", layer, range(self.num_layers))
         handle = RemovableHandle(self._taps[layer])
-        self._taps[layer][handle.id] = watch
+        self._taps[layer][handle.id] = on_keys
         return handle
 
     def forward(self, input: Tensor, hx: States | None = None) -> tuple[Tensor, States]:  # type: ignore[override]  # noqa: A002
-        _refuse_packed(input)
+        if isinstance(input, PackedSequence):
+            raise RecordingError(
+                "dualform.nn.LSTM expected a tensor, got a PackedSequence: pad it (torch.nn.utils.rnn."
+                "pad_packed_sequence), or keep torch.nn.LSTM for it, which is not recorded"
+            )
         if torch.is_autocast_enabled(input.device.type):
             return self._without_autocast(input, hx)
         output = self._time_first(input)
         hidden, cell = self._states(output, hx, batched=input.dim() == 3)
         layout, last_hidden, last_cell = _layout(input.dim(), self.batch_first), [], []
         for layer in range(self.num_layers):
-            output, last = self._layer(layer, output, (hidden[layer], cell[layer]), layout)
+            on_keys = _joint(self._taps[layer].values(), layout) if self._taps[layer] else None
+            parameters = (*self.all_weights[layer], *(() if self.bias else (None, None)))
+            output, last = _Layer.apply(on_keys, output, hidden[layer], cell[layer], *parameters)  # type: ignore[no-untyped-call]
             last_hidden.append(output[-1])
             last_cell.append(last)
             if layer < self.num_layers - 1:
@@ -90,16 +98,8 @@ class LSTM(nn.LSTM):
         h_n, c_n = torch.stack(last_hidden), torch.stack(last_cell)  # (layers, batch, hidden)
         return layout(output), (h_n, c_n) if input.dim() == 3 else (h_n.squeeze(1), c_n.squeeze(1))
 
-    def _layer(self, layer: int, inputs: Tensor, states: States, layout: Layout) -> tuple[Tensor, Tensor]:
-        """A layer's output (time, batch, hidden) and its last cell (batch, hidden)."""
-        biases = () if self.bias else (None, None)
-        watch = _joint(self._taps[layer].values(), layout) if self._taps[layer] else None
-        weights = self.all_weights[layer]
-        output, cell = _Layer.apply(watch, inputs, *states, *weights, *biases)  # type: ignore[no-untyped-call]
-        return output, cell
-
     def _without_autocast(self, inputs: Tensor, states: States | None) -> tuple[Tensor, States]:
-        """The pass in the parameters' own precision, in which keys and errors explain the gradient best."""
+        """Run in the parameters' own precision, in which keys and errors explain the gradient best."""
         dtype = self.all_weights[0][0].dtype
         with torch.autocast(inputs.device.type, enabled=False):
             if states is not None:
@@ -107,7 +107,7 @@ class LSTM(nn.LSTM):
             return self.forward(inputs.to(dtype), states)
 
     def _time_first(self, inputs: Tensor) -> Tensor:
-        """The input as (time, batch, d_in), checked as torch.nn.LSTM does."""
+        """Return the input as (time, batch, d_in), checked as torch.nn.LSTM does."""
         if inputs.dim() not in (2, 3):
             raise ValueError(f"LSTM: Expected input to be 2D or 3D, got {inputs.dim()}D instead")
         if inputs.dim() == 2:
@@ -121,7 +121,7 @@ class LSTM(nn.LSTM):
         return inputs
 
     def _states(self, inputs: Tensor, states: States | None, batched: bool) -> States:
-        """The initial hidden states and cells, (layers, batch, hidden) each."""
+        """Return the initial hidden states and cells, (layers, batch, hidden) each."""
         expected = self.num_layers, inputs.shape[1], self.hidden_size
         if states is None:
             return inputs.new_zeros(expected), inputs.new_zeros(expected)
@@ -147,13 +147,25 @@ def unfuse(model: Model) -> Model:
 
     The modules only change their class. They stay the same objects with the same parameters, so optimisers, hooks
     and whatever else refers to them go on working. Subclasses of torch.nn.LSTM are left as they are.
+
+    Args:
+        model: The model, or an LSTM.
+
+    Returns:
+        The same model.
     """
-    found = [(name, module) for name, module in model.named_modules() if _is_fused(module)]
-    for name, module in found:  # all are looked at before any is touched
+    # Parametrising a module makes a subclass of its class, which does not count as one.
+    fused = [(n, module) for n, module in model.named_modules() if type_before_parametrizations(module) is nn.LSTM]
+    for name, module in fused:  # all are checked before any is changed
         where = f"the LSTM {name!r}" if name else "the LSTM"
         _refuse(module, where)
-        _refuse_computed_weights(module, where)
-    for _, module in found:
+        computed = [weight for weight in module._flat_weights_names if weight not in module._parameters]
+        if computed:  # the optimiser steps what the weight is computed from, not the weight
+            raise RecordingError(
+                f"{where}: {', '.join(computed)} are no parameters of their own (weight norm, another parametrisation, "
+                "pruning); remove that first, or leave this LSTM out of unfuse and unrecorded"
+            )
+    for _, module in fused:
         module.__class__ = LSTM
         module._taps = _no_taps(module)
     return model
@@ -174,7 +186,7 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        watch: Tap | None,
+        on_keys: Tap | None,
         inputs: Tensor,
         hidden: Tensor,
         cell: Tensor,
@@ -189,7 +201,7 @@ class _Layer(torch.autograd.Function):
         _unroll(trace, weight, bias)
         keys = trace.keys[:-1].mT.contiguous()  # (time, batch, d_in + hidden)
         output = trace.keys[1:, inputs.shape[2] :].mT.contiguous()  # (time, batch, hidden)
-        ctx.receive = None if watch is None else watch(keys)
+        ctx.receive = None if on_keys is None else on_keys(keys)
         ctx.save_for_backward(keys, *trace[1:], weight_ih, weight_hh)
         return output, trace.cells[-1].mT.contiguous()
 
@@ -208,7 +220,7 @@ class _Layer(torch.autograd.Function):
 
 
 def _blank(inputs: Tensor, hidden: Tensor, cell: Tensor) -> _Trace:
-    """A trace of which only the beginning is filled in: all inputs and the initial states."""
+    """Return a trace of which only the beginning is filled in: all inputs and the initial states."""
     (time, batch, d_in), width = inputs.shape, hidden.shape[1]
     keys = inputs.new_empty(time + 1, d_in + width, batch)
     cells = inputs.new_empty(time + 1, width, batch)
@@ -219,7 +231,7 @@ def _blank(inputs: Tensor, hidden: Tensor, cell: Tensor) -> _Trace:
 
 
 def _unroll(trace: _Trace, weight: Tensor, bias: Tensor) -> None:
-    """The recurrence, written into the trace without an allocation per step."""
+    """Write the recurrence into the trace, without an allocation per step."""
     keys, gates, cells, squashed = trace
     bias = bias.unsqueeze(1)  # (4 hidden, 1)
     hiddens = keys[1:, -gates.shape[2] :]  # (time, hidden, batch)
@@ -237,7 +249,7 @@ def _unroll(trace: _Trace, weight: Tensor, bias: Tensor) -> None:
 def _unroll_back(
     gates: Tensor, cells: Tensor, squashed: Tensor, weight_hh: Tensor, grad_output: Tensor, grad_cell: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Errors at the gates (time, 4, hidden, batch), gradients of the initial hidden state and cell (batch, hidden)."""
+    """Return errors at the gates (time, 4, hidden, batch), gradients of the initial states (batch, hidden)."""
     errors, through = _derivatives(gates, cells, squashed)
     transposed = weight_hh.mT.contiguous()  # (hidden, 4 hidden); BLAS is slower on the view
     grad_output = grad_output.mT.contiguous()  # (time, hidden, batch)
@@ -255,39 +267,39 @@ def _unroll_back(
 
 
 def _derivatives(gates: Tensor, cells: Tensor, squashed: Tensor) -> tuple[Tensor, Tensor]:
-    """What can be known before the way back: de_t / dC_t (for o: / dH_t), and dc_t / dh_t through the tanh.
+    """Return what can be known before the way back: de_t / dC_t (for o: / dH_t), and dc_t / dh_t through the tanh.
 
     For all time steps at once, which leaves little to do in each of them.
     """
     i, f, g, o = gates.unbind(1)  # (time, hidden, batch) each
-    found = torch.empty_like(gates)
+    errors = torch.empty_like(gates)
     through_sigmoid = torch.ops.aten.sigmoid_backward.grad_input
     through_tanh = torch.ops.aten.tanh_backward.grad_input
-    through_sigmoid(g, i, grad_input=found[:, 0])
-    through_sigmoid(cells[:-1], f, grad_input=found[:, 1])
-    through_tanh(i, g, grad_input=found[:, 2])
-    through_sigmoid(squashed, o, grad_input=found[:, 3])
-    return found, torch.ops.aten.tanh_backward(o, squashed)
+    through_sigmoid(g, i, grad_input=errors[:, 0])
+    through_sigmoid(cells[:-1], f, grad_input=errors[:, 1])
+    through_tanh(i, g, grad_input=errors[:, 2])
+    through_sigmoid(squashed, o, grad_input=errors[:, 3])
+    return errors, torch.ops.aten.tanh_backward(o, squashed)
 
 
 def _parameter_gradients(keys: Tensor, errors: Tensor, wanted: list[bool]) -> tuple[Tensor | None, ...]:
-    """Of weight_ih, weight_hh, bias_ih and bias_hh; None for those that are not wanted."""
+    """Return the gradients of weight_ih, weight_hh, bias_ih and bias_hh; None for those that are not wanted."""
     x, e = keys.flatten(0, 1), errors.flatten(0, 1)  # (time x batch, ...)
     hidden = e.shape[1] // 4
-    found: list[Tensor | None] = [None] * 4
+    gradients: list[Tensor | None] = [None] * 4
     if any(wanted[:2]):
-        found[:2] = (e.mT @ x).split([x.shape[1] - hidden, hidden], dim=1)
+        gradients[:2] = (e.mT @ x).split([x.shape[1] - hidden, hidden], dim=1)
     if any(wanted[2:]):
         bias = e.sum(0)
-        found[2:] = bias, bias.clone()  # both parameters will own theirs
-    return tuple(gradient if wish else None for gradient, wish in zip(found, wanted, strict=True))
+        gradients[2:] = bias, bias.clone()  # both parameters will own theirs
+    return tuple(gradient if asked else None for gradient, asked in zip(gradients, wanted, strict=True))
 
 
 def _joint(taps: Iterable[Tap], layout: Layout) -> Tap:
-    """Several taps as one, which is given (time, batch, d) and shows them the module's layout."""
+    """Join several taps to one, which takes (time, batch, d) and shows them the module's layout."""
     taps = list(taps)
 
-    def watch(keys: Tensor) -> Receive:
+    def on_keys(keys: Tensor) -> Receive:
         receivers = [tap(layout(keys)) for tap in taps]
 
         def receive(errors: Tensor) -> None:
@@ -297,11 +309,11 @@ def _joint(taps: Iterable[Tap], layout: Layout) -> Tap:
 
         return receive
 
-    return watch
+    return on_keys
 
 
 def _layout(dims: int, batch_first: bool) -> Layout:
-    """From (time, batch, d) to the layout of an input with so many dimensions."""
+    """Return what turns (time, batch, d) into the layout of an input with so many dimensions."""
     if dims == 2:
         return lambda rows: rows.squeeze(1)  # (time, d)
     if batch_first:
@@ -313,32 +325,9 @@ def _no_taps(module: nn.LSTM) -> "list[OrderedDict[int, Tap]]":
     return [OrderedDict() for _ in range(module.num_layers)]
 
 
-def _is_fused(module: nn.Module) -> bool:
-    """A torch.nn.LSTM and nothing derived from it, except that parametrising one makes a subclass of it."""
-    return type_before_parametrizations(module) is nn.LSTM
-
-
 def _refuse(module: nn.LSTM, where: str) -> None:
     """Raise for options that only torch.nn.LSTM has."""
     options = [name for name in ("bidirectional", "proj_size") if getattr(module, name)]
     if options:
         named = " and ".join(f"{name}={getattr(module, name)}" for name in options)
         raise RecordingError(f"{where}: {named} is not supported; keep torch.nn.LSTM for it, which is not recorded")
-
-
-def _refuse_packed(inputs: object) -> None:
-    if isinstance(inputs, PackedSequence):
-        raise RecordingError(
-            "dualform.nn.LSTM expected a tensor, got a PackedSequence: pad it (torch.nn.utils.rnn."
-            "pad_packed_sequence), or keep torch.nn.LSTM for it, which is not recorded"
-        )
-
-
-def _refuse_computed_weights(module: nn.LSTM, where: str) -> None:
-    """Raise where a weight is a function of other parameters: the optimiser then steps those, not the weight."""
-    computed = [name for name in module._flat_weights_names if name not in module._parameters]
-    if computed:
-        raise RecordingError(
-            f"{where}: {', '.join(computed)} are no parameters of their own (weight norm, another parametrisation, "
-            "pruning); remove that first, or leave this LSTM out of unfuse and unrecorded"
-        )

@@ -1,4 +1,4 @@
-"""torch.optim.Adagrad as Steps: learning rate decay, weight decay, maximize, any initial accumulator.
+"""Write torch.optim.Adagrad as Steps: learning rate decay, weight decay, maximize, any initial accumulator.
 
     v' = v + g^2
     W' = W - lr / (1 + (t - 1) lr_decay) g / (sqrt(v') + eps)

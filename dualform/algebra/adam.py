@@ -1,4 +1,4 @@
-"""torch.optim.Adam and AdamW as Steps: both weight decays, amsgrad, maximize.
+"""Write torch.optim.Adam and AdamW as Steps: both weight decays, amsgrad, maximize.
 
     v' = beta2 v + (1 - beta2) g^2
     m' = beta1 m + (1 - beta1) g
@@ -26,7 +26,7 @@ def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...
 
 
 def read_decoupled(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
-    """Of AdamW, which in older torch does not say that its decay is decoupled."""
+    """Read AdamW, which in older torch does not say that its decay is decoupled."""
     return read({**group, "decoupled_weight_decay": True}, state)
 
 

@@ -1,4 +1,4 @@
-"""What optimisers that divide elementwise have in common: sign, the two weight decays, running squares."""
+"""Compute what optimisers that divide elementwise have in common: sign, two weight decays, running squares."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from dualform.algebra.step import Number, Step
 
 
 def numbers(group: Mapping[str, Any], names: Sequence[str]) -> tuple[float, ...]:
-    """Hyper-parameters by value, tensors too; an option that an older torch does not have is off."""
+    """Return hyper-parameters by value, tensors too; an option that an older torch does not have is off."""
     return tuple(float(group.get(name, False)) for name in names)
 
 
@@ -20,7 +20,7 @@ def betas(group: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def count(state: Mapping[str, Any]) -> float:
-    """How many steps the parameter had before this one: torch counts for each parameter."""
+    """Return how many steps the parameter had before this one: torch counts for each parameter."""
     return float(state.get("step", 0))
 
 
@@ -29,23 +29,23 @@ def sign(line: Line) -> float:
 
 
 def coupled(line: Line) -> float:
-    """The weight decay that goes through the gradient, and so through the moments."""
+    """Return the weight decay that goes through the gradient, and so through the moments."""
     return 0.0 if line.get("decoupled_weight_decay") else float(line["weight_decay"])
 
 
 def kept(line: Line) -> float:
-    """What the other weight decay leaves of the weights."""
+    """Return what decoupled weight decay leaves of the weights."""
     return float(1.0 - line["lr"] * line["weight_decay"]) if line.get("decoupled_weight_decay") else 1.0
 
 
 def running_square(before: Tensor | None, gradient: Tensor, share: float) -> Tensor:
-    """share v + (1 - share) g^2, by the operations torch uses."""
+    """Return share v + (1 - share) g^2, by the operations torch uses."""
     if before is None:
         return gradient.square().mul_(1.0 - share)
     return (before * share).addcmul_(gradient, gradient, value=1.0 - share)
 
 
 def averaging(line: Line, *, alpha: Number = 0.0, beta: Number) -> Step:
-    """The Step of Adam and its kin, whose momentum is a running mean of the gradient."""
+    """Return the Step of Adam and its kin, whose momentum is a running mean of the gradient."""
     beta1 = line["beta1"]
     return Step(sign(line), coupled(line), carry=beta1, intake=1 - beta1, keep=kept(line), alpha=alpha, beta=beta)

@@ -1,4 +1,4 @@
-"""torch.optim.NAdam as Steps: both weight decays, momentum decay, maximize.
+"""Write torch.optim.NAdam as Steps: both weight decays, momentum decay, maximize.
 
     mu_t = beta1 (1 - 0.96^(t momentum_decay) / 2),   P_t = mu_1 ... mu_t
     m' = beta1 m + (1 - beta1) g,   v' = beta2 v + (1 - beta2) g^2,   D = sqrt(v' / (1 - beta2^t)) + eps

@@ -1,4 +1,4 @@
-"""torch.optim.RAdam as Steps: both weight decays, maximize.
+"""Write torch.optim.RAdam as Steps: both weight decays, maximize.
 
     m' = beta1 m + (1 - beta1) g,   v' = beta2 v + (1 - beta2) g^2
     W' = keep W - lr / (1 - beta1^t) r_t m'

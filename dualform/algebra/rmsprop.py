@@ -1,4 +1,4 @@
-"""torch.optim.RMSprop as Steps: momentum, centred or not, weight decay, maximize.
+"""Write torch.optim.RMSprop as Steps: momentum, centred or not, weight decay, maximize.
 
     v' = alpha v + (1 - alpha) g^2
     m' = momentum m + g / (sqrt(v') + eps)

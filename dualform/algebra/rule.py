@@ -1,4 +1,4 @@
-"""What dualform has to know of an optimiser.
+"""Define what dualform has to know of an optimiser.
 
     RULE = Rule(COLUMNS, read, step, MOMENTUM)                      # linear: SGD
     RULE = Rule(COLUMNS, read, step, MOMENTUM, MOMENTS, advance)    # divides elementwise: Adam and friends
@@ -19,39 +19,34 @@ Line = Mapping[str, Any]  # a ledger line by column: numbers; for linear optimis
 Moments = Mapping[str, Tensor]  # entries of the optimiser's state, shaped like the parameter
 
 
-def _nothing_to_advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
-    return moments
-
-
-def _downhill(line: Line) -> Number:
-    return 1.0
-
-
-def _no_decay(line: Line) -> Number:
-    return 0.0
-
-
 @dataclass(frozen=True)
 class Rule:
     """An optimiser: the names in its ledger lines, the reader that fills them, the step they mean.
 
-    One that divides elementwise has moments. `advance` takes them from before a step to after it, given
-    the signed and decayed gradient g = s G + w W; an entry that is not there yet is zero. `step` is given those after.
-    `sign` is s and `decay` is w: the same numbers as in the Step, but known before there are moments to make it of.
+    Args:
+        columns: Names of the numbers in a ledger line.
+        read: Returns a parameter's ledger line just before a step, given its group of options and its state.
+        step: Returns the Step that a ledger line means, given the moments after it.
+        momentum: The entry of the optimiser's state that is m of the Step form; None: there is none.
+        moments: The entries that have to be replayed, of an optimiser that divides elementwise.
+        advance: Takes the moments from before a step to after it, given the signed and decayed gradient
+            g = s G + w W; an entry that is not there yet is zero.
+        sign: Returns s, as the Step has it, but known before there are moments to make one of.
+        decay: Returns w, likewise.
     """
 
     columns: tuple[str, ...]
     read: Callable[[Mapping[str, Any], Mapping[str, Any]], tuple[float, ...]]
     step: Callable[[Line, Moments], Step]
-    momentum: str | None  # the entry of the optimiser's state that is m of the Step form
-    moments: tuple[str, ...] = ()  # and those that have to be replayed
-    advance: Callable[[Line, Tensor, Moments], Moments] = _nothing_to_advance
-    sign: Callable[[Line], Number] = _downhill
-    decay: Callable[[Line], Number] = _no_decay
+    momentum: str | None
+    moments: tuple[str, ...] = ()
+    advance: Callable[[Line, Tensor, Moments], Moments] = lambda line, gradient, moments: moments
+    sign: Callable[[Line], Number] = lambda line: 1.0
+    decay: Callable[[Line], Number] = lambda line: 0.0
 
     @property
     def elementwise(self) -> bool:
-        """Coefficients are matrices the shape of the parameter, and not numbers."""
+        """Whether coefficients are matrices the shape of the parameter, and not numbers."""
         return bool(self.moments)
 
     @property

@@ -1,4 +1,4 @@
-"""The registry of optimisers, and the coefficients that linear ones make of a ledger.
+"""Look up optimisers by name, and compute the coefficients that linear ones make of a ledger.
 
     register(MyOptimizer, RULE)         # before recording, and before reading what was recorded
     rule_named("Adam")                  # as a manifest names it
@@ -9,7 +9,6 @@ A manifest names torch's own by their class, `Adam`, and others in full, `packag
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,14 @@ RULES: Mapping[str, Rule] = MappingProxyType(_RULES)  # by name; to be read only
 
 
 def register(optimizer: type[Optimizer], rule: Rule) -> None:
-    """Make a class of optimisers known; it takes the place of one of the same name."""
+    """Make a class of optimisers known; it replaces one of the same name.
+
+        dualform.algebra.register(MyOptimizer, RULE)     # before recording, and before reading what was recorded
+
+    Args:
+        optimizer: The class; classes derived from it without a step of their own are known with it.
+        rule: Its algebra.
+    """
     ours = optimizer.__module__.startswith("torch.optim.")
     name = optimizer.__name__ if ours else f"{optimizer.__module__}.{optimizer.__qualname__}"
     _NAMES[optimizer], _RULES[name] = name, rule
@@ -67,24 +73,26 @@ def registered_name(optimizer: type[Optimizer]) -> str:
 
 
 def coefficients(rule: Rule, ledger: Array) -> Coefficients:
-    """A linear optimiser's coefficients after all steps of a ledger.
+    """Return a linear optimiser's coefficients after all steps of a ledger.
 
-    `ledger` is (steps, parameters, 1 + columns); its first column says whether the parameter was
-    stepped at all: torch leaves a parameter without a gradient alone, momentum and decay included.
+    Args:
+        rule: The optimiser.
+        ledger: (steps, parameters, 1 + columns). Its first column says whether the parameter was stepped at all:
+            torch leaves a parameter without a gradient alone, momentum and decay included.
     """
     steps = rule.step({name: ledger[:, :, 1 + i] for i, name in enumerate(rule.columns)}, {})
     idle = ledger[:, :, 0] == 0
-    table = {f.name: _column(getattr(steps, f.name), f.default, idle) for f in fields(Step)}
+    unmoved = Step()
+    table = {
+        name: np.where(idle, getattr(unmoved, name), np.broadcast_to(getattr(steps, name), idle.shape))
+        for name in (field.name for field in fields(Step))
+    }
     latest_first = (Step(**{name: column[t] for name, column in table.items()}) for t in reversed(range(len(ledger))))
     return adjoint(latest_first)
 
 
-def _column(given: Any, default: Any, idle: NDArray[np.bool_]) -> Array:
-    return np.where(idle, default, np.broadcast_to(given, idle.shape))
-
-
 def known() -> Sequence[str]:
-    """Names of the optimisers whose runs have an exact dual form."""
+    """Return the names of the optimisers whose runs have an exact dual form."""
     return [known_as(optimizer) for optimizer in _NAMES]
 
 

@@ -1,4 +1,4 @@
-"""torch.optim.SGD as Steps: momentum, dampening, Nesterov, weight decay, maximize."""
+"""Write torch.optim.SGD as Steps: momentum, dampening, Nesterov, weight decay, maximize."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,7 +13,7 @@ MOMENTUM = "momentum_buffer"
 
 
 def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
-    """The ledger line of one parameter, taken just before its step.
+    """Return the ledger line of one parameter, taken just before its step.
 
     `fresh` says that there is no momentum yet: torch then starts it at the gradient itself, undampened.
     """
@@ -30,7 +30,7 @@ def decay(line: Line) -> Number:
 
 
 def step(line: Line, moments: Moments) -> Step:
-    """The Step of a ledger line; columns may be arrays over steps, over parameters, or both. No moments."""
+    """Return the Step of a ledger line; columns may be arrays over steps, over parameters, or both. No moments."""
     lr, mu = line["lr"], line["momentum"]
     moving = mu != 0
     starting = moving & (line["fresh"] != 0)

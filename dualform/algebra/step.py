@@ -1,4 +1,4 @@
-"""One optimiser step in one form, and the one adjoint that turns a run of steps into coefficients.
+"""Write every optimiser step in one form, and turn a run of steps into coefficients by one adjoint.
 
 Every optimiser dualform knows changes a parameter W, given its raw gradient G, by
 
@@ -32,7 +32,7 @@ class Step:
     beta: Number = 0.0
 
     def forwards(self, weight: Number, momentum: Number, g: Number) -> tuple[Number, Number]:
-        """W' and m'."""
+        """Return W' and m'."""
         momentum = self.carry * momentum + self.intake * g
         return self.keep * weight - self.alpha * g - self.beta * momentum, momentum
 
@@ -47,14 +47,14 @@ class Coefficients:
 
 
 class Adjoint:
-    """Follows W_T back through its steps, latest first; `back` tells what a step's gradient is worth."""
+    """Follows W_T back through its steps, latest first; `back` returns the coefficient of a step's gradient."""
 
     def __init__(self) -> None:
         self.weight: Number = 1.0  # W_T's share of the W before the steps followed so far
         self.momentum: Number = 0.0  # and of the momentum before them
 
     def back(self, step: Step) -> Number:
-        """The coefficient of the gradient of this step, the one before those followed so far; the caller's to keep.
+        """Return the coefficient of the gradient of the step before those followed so far; the caller may keep it.
 
         Matrices are changed in place and zeros left out: a fresh matrix costs more than what is done to it.
         """
@@ -71,12 +71,12 @@ class Adjoint:
 
 
 def _is_zero(number: Number) -> bool:
-    """Whether a term can be left out."""
+    """Return whether a term can be left out."""
     return isinstance(number, float) and number == 0.0
 
 
 def adjoint(latest_first: Iterable[Step]) -> Coefficients:
-    """All coefficients of a run of steps, where they are few numbers.
+    """Return all coefficients of a run of steps, where they are few numbers.
 
     >>> adjoint([Step(alpha=0.1)] * 2)
     Coefficients(initial=1.0, momentum=0.0, gradients=[-0.1, -0.1])

@@ -200,7 +200,7 @@ def _contenders(score: Tensor, group: Array, k: int) -> tuple[Array, Array]:
     return both[0], both[1]
 
 
-class SeenFold:
+class VisitsFold:
     """Of each group how many slots there are, and from which step to which. Reads tags, no keys."""
 
     def __init__(self, grouping: Grouping) -> None:
@@ -215,7 +215,7 @@ class SeenFold:
         np.minimum.at(self._first, codes, block.steps)
         np.maximum.at(self._last, codes, block.steps)
 
-    def merge(self, other: "SeenFold") -> None:
+    def merge(self, other: "VisitsFold") -> None:
         self._count += other._count
         np.minimum(self._first, other._first, out=self._first)
         np.maximum(self._last, other._last, out=self._last)

@@ -50,9 +50,9 @@ class Sketch:
         self.keys, self.nbytes = rows.shape[1], rows.nbytes
 
     @classmethod
-    def of(cls, keys: KeyRows, width: int, most_bytes: int) -> Self | None:
+    def of(cls, keys: KeyRows, width: int, max_bytes: int) -> Self | None:
         """None if there is no room even for a coarse one, or if squares of the keys are beyond what floats hold."""
-        at_most = min(_SKETCH_BYTES, most_bytes) // (keys.dtype.itemsize * max(len(keys), 1)) - 1
+        at_most = min(_SKETCH_BYTES, max_bytes) // (keys.dtype.itemsize * max(len(keys), 1)) - 1
         count = min(width, max(_FEWEST_DIRECTIONS, width // _SHARE), at_most)
         if count < min(width, _FEWEST_DIRECTIONS):
             return None

@@ -145,17 +145,17 @@ def groups_of(run: Run, by: By) -> ByTags:
     return ByTags(categories, np.unique(np.concatenate([np.ravel_multi_index(place, shape) for place in places])))
 
 
-def check_memory(run: Run, grouping: ByTags, most_bytes: int) -> None:
+def check_memory(run: Run, grouping: ByTags, max_bytes: int) -> None:
     """Raise before any slot is read if all group weights, with the sums of the layer at hand, would take more."""
     groups = grouping.size
     counts = {one: prod(one.shape) for one in run.manifest.parameters if one.trained}
     kept = sum(count * (8 + groups * _kept(run, one).itemsize) for one, count in counts.items())
     widest = max(sum(counts[use.parameter] for use in layer.trained) for layer in run.layers.values())
     needed = kept + groups * _SUM_BYTES * widest
-    if needed > most_bytes:
+    if needed > max_bytes:
         raise QueryError(
             f"the weights due to each of {groups:,} groups by {listing(grouping.categories)} would take "
-            f"{needed / 2**30:,.2f} GiB, more than the {most_bytes / 2**30:,.2f} GiB of most_bytes: group by fewer "
+            f"{needed / 2**30:,.2f} GiB, more than the {max_bytes / 2**30:,.2f} GiB of max_bytes: group by fewer "
             "values, allow for more, or mute with memory.without(...), which takes no room"
         )
 

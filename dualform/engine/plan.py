@@ -1,4 +1,4 @@
-"""One plan, one engine: every answer that reads slots is folds that are fed from one reading of them.
+"""Carry out plans: every answer that reads slots is folds that are fed from one reading of them.
 
     plan = Plan(slots, selection, (TopFold(...), TotalFold(...)))
     top, totals = carry_out(plan)                       # here, chapter after chapter
@@ -27,11 +27,11 @@ class Fold(Protocol):
         """Take over what a fold of the same plan was fed with other chapters."""
 
     def finish(self) -> Any:
-        """The answer."""
+        """Return the answer."""
 
 
 class Source(Protocol):
-    """Whatever has chapters to be read: slots, or steps that are replayed from them."""
+    """Anything with chapters to be read: slots, or steps that are replayed from them."""
 
     splits: bool  # chapters can be read apart, in any order
 
@@ -40,11 +40,11 @@ class Source(Protocol):
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[Any]: ...
 
 
-class Submits(Protocol):
-    """A `concurrent.futures.Executor`, or what looks like one."""
+class SupportsSubmit(Protocol):
+    """A `concurrent.futures.Executor`, or anything with its `submit`."""
 
     def submit(self, call: Callable[..., Any], /, *arguments: Any) -> Any:
-        """Something with a `result()`."""
+        """Return something with a `result()`."""
 
 
 @dataclass(frozen=True)
@@ -56,26 +56,32 @@ class Plan:
     folds: tuple[Fold, ...]
     since: int = 0
 
-    def fed(self, chapters: Sequence[int], folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
-        """The folds, after these chapters."""
+    def feed(self, chapters: Sequence[int], folds: tuple[Fold, ...]) -> tuple[Fold, ...]:
+        """Feed these chapters to folds, and return them."""
         for block in self.source.stream(chapters, self.selection, self.since):
             for fold in folds:
                 fold.add(block)
         return folds
 
-    def part(self, chapters: Sequence[int]) -> tuple[Fold, ...]:
-        """Folds of this plan's own for some of the chapters."""
-        return self.fed(chapters, deepcopy(self.folds))
+    def feed_copy(self, chapters: Sequence[int]) -> tuple[Fold, ...]:
+        """Feed some of the chapters to a copy of this plan's folds, and return it."""
+        return self.feed(chapters, deepcopy(self.folds))
 
 
-def carry_out(plan: Plan, executor: Submits | None = None, parts: int = 1) -> list[Any]:
-    """Feed a plan's folds and return their answers."""
+def carry_out(plan: Plan, executor: SupportsSubmit | None = None, parts: int = 1) -> list[Any]:
+    """Feed a plan's folds and return their answers.
+
+    Args:
+        plan: What to read, and the folds.
+        executor: Where parts are read; None: here, in one part.
+        parts: Into how many parts the chapters are split, if their source allows it.
+    """
     chapters = plan.source.chapters(plan.selection, plan.since)
     if executor is None or not plan.source.splits or parts < 2:
-        return [fold.finish() for fold in plan.fed(chapters, plan.folds)]
+        return [fold.finish() for fold in plan.feed(chapters, plan.folds)]
     size = -(-len(chapters) // parts) or 1
     empty = replace(plan, folds=deepcopy(plan.folds))  # for a part that begins when others are merged already
-    futures = [executor.submit(empty.part, chapters[i : i + size]) for i in range(0, len(chapters), size)]
+    futures = [executor.submit(empty.feed_copy, chapters[i : i + size]) for i in range(0, len(chapters), size)]
     folds = plan.folds
     for future in futures:
         for fold, other in zip(folds, future.result(), strict=True):

@@ -1,13 +1,12 @@
 """A run's slots: which are chosen, in what groups, streamed in blocks."""
 
 from dualform.slots.blocks import Block, Slots
-from dualform.slots.groups import AllInOne, By, ByTags, ByTime, Grouping
+from dualform.slots.groups import By, ByTags, ByTime, Grouping, OneGroup
 from dualform.slots.selection import Condition, Selection, condition
 from dualform.slots.stored_keys import KeyRows, StoredKeys
 from dualform.slots.view import View
 
 __all__ = [
-    "AllInOne",
     "Block",
     "By",
     "ByTags",
@@ -15,6 +14,7 @@ __all__ = [
     "Condition",
     "Grouping",
     "KeyRows",
+    "OneGroup",
     "Selection",
     "Slots",
     "StoredKeys",

@@ -1,8 +1,10 @@
-"""Slots in blocks: a layer's chosen slots, streamed from the memory maps a few thousand at a time.
+"""Stream a layer's chosen slots from the memory maps in blocks, a few thousand at a time.
 
-slots = Slots(run, layer)
-for block in slots.stream(slots.chapters(selection), selection):
-    block.keys, block.values, block.steps, block.tag("label")       # what is not asked for is not read
+    slots = Slots(run, layer)
+    for block in slots.stream(slots.chapters(selection), selection):
+        block.keys, block.values, block.steps, block.tag("label")
+
+What is not asked for is not read.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,17 +28,17 @@ from dualform.store.schema import slot_tensor
 Array = NDArray[Any]
 
 _BLOCK_NUMBERS = 1 << 21  # keys and values of a block together: 8 MB in float32
-_PIECES = 32  # shards of a layer whose steps are kept at hand: 16 bytes a slot
+_KEPT_PIECES = 32  # shards of a layer whose steps are cached: 16 bytes a slot
 
 
 def keys_only(run: Run) -> str:
-    """Why a run has neither values nor coefficients, in words."""
+    """Say why a run has neither values nor coefficients."""
     merge = run.manifest.storage.merge
     return f"this run holds keys only (it was recorded with {f'merge={merge!r}' if merge else 'values=False'})"
 
 
 def keys_dtype(run: Run) -> torch.dtype:
-    """The precision of all products with a run's keys: at least float32."""
+    """Return the precision of all products with a run's keys: at least float32."""
     return torch.float64 if run.manifest.storage.dtype == "float64" else torch.float32
 
 
@@ -63,11 +65,11 @@ class Slots:
         self._shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
         self._slot_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
         self._key_starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])
-        self._piece = lru_cache(maxsize=_PIECES)(self._load_piece)
+        self._piece = lru_cache(maxsize=_KEPT_PIECES)(self._load_piece)
         self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel as a description: whoever gets it opens the run."""
+        """Pickle a description; whoever unpickles it opens the run."""
         return Slots, (self.run, self.layer, self.dtype)
 
     def __len__(self) -> int:
@@ -89,12 +91,12 @@ class Slots:
         return bool(self._shards) and all(self._piece(i).key_index is not None for i in range(len(self._shards)))
 
     def chapters(self, selection: Selection, since: int = 0) -> list[int]:
-        """The numbers of those that have steps from `since` on, and before the selection ends."""
+        """Return the numbers of chapters with steps from `since` on, and before the selection ends."""
         infos = [shard.info for shard in self._shards]
         return [i for i, info in enumerate(infos) if since < info.last_step and info.first_step < selection.until]
 
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator["Block"]:
-        """The chosen slots of chapters, from step `since` on. The keys of a block are good until the next one comes."""
+        """Yield the chosen slots of chapters, from step `since` on; a block's keys are valid until the next one."""
         values = self.layer.d_out if self.run.manifest.storage.values else 0
         size = max(1, _BLOCK_NUMBERS // (self.layer.keys.width + values))
         # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
@@ -109,7 +111,7 @@ class Slots:
                 yield Block(self, piece, slice(rows[0], rows[-1] + 1) if contiguous else rows, buffer)
 
     def at(self, slots: Array) -> "list[tuple[Array, Block]]":
-        """Blocks of just these slots, each with the positions of its rows in `slots`."""
+        """Return blocks of just these slots, each with the positions of its rows in `slots`."""
         chapters = np.searchsorted(self._slot_starts, slots, side="right") - 1
         blocks = []
         for chapter in np.unique(chapters).tolist():
@@ -118,7 +120,7 @@ class Slots:
         return blocks
 
     def pass_rows(self, shard: Shard) -> dict[int, list[slice]]:
-        """The rows of each backward pass in a shard, by its step, in order."""
+        """Return the rows of each backward pass in a shard, by its step, in order."""
         rows: dict[int, list[slice]] = {}
         if shard in self._shards:
             steps, counts = shard.passes(self.layer.name)
@@ -128,11 +130,11 @@ class Slots:
         return rows
 
     def block(self, shard: Shard, rows: slice | Array) -> "Block":
-        """Some rows of a shard."""
+        """Return some rows of a shard."""
         return Block(self, self._piece(self._shards.index(shard)), rows)
 
     def chosen_blocks(self, shard: Shard, passes: Sequence[slice], selection: Selection) -> "list[Block]":
-        """The chosen slots of some backward passes in a shard, a block for each pass that has any."""
+        """Return the chosen slots of some backward passes in a shard, a block for each pass that has any."""
         if not passes:
             return []
         mask = self._chosen(self._shards.index(shard), selection)
@@ -140,7 +142,7 @@ class Slots:
         return [self.block(shard, rows) for rows in chosen if len(rows)]
 
     def _chosen(self, chapter: int, selection: Selection) -> NDArray[np.bool_]:
-        """Which rows of a shard a selection means."""
+        """Return which rows of a shard a selection contains."""
         kept = self._mask
         if kept is None or kept[0] != chapter or kept[1] is not selection:
             piece = self._piece(chapter)
@@ -216,17 +218,17 @@ class Block:
         return self._scaled(torch.from_numpy(shard.values(layer, self._rows)).to(self.dtype), "value")
 
     def _scaled(self, rows: Tensor, what: str) -> Tensor:
-        """Rows as they were before they were divided by powers of two."""
+        """Return rows as they were before they were divided by powers of two."""
         exponents = self._piece.shard.exponents(self._of.layer.name, what)
         own = None if exponents is None else exponents[self._rows]
         return rows if own is None or not own.any() else unpack(rows, own, self.dtype)
 
     def product(self, use: Use, values: Tensor) -> Tensor:
-        """What values (slots, units) at these slots add up to in a parameter: E^T X, (units, width)."""
+        """Return what values (slots, d_out) at these slots add up to in a parameter: E^T X, (d_out, width)."""
         return self.keys.of(use).outer(values)
 
     def factors(self, use: Use) -> NDArray[np.float64]:
-        """How much of each slot's backward pass was in the gradient of this parameter."""
+        """Return how much of each slot's backward pass was in the gradient of this parameter."""
         column, name = self._of.layer.trained.index(use), slot_tensor(self._of.layer.name, "factors")
         factors: NDArray[np.float64] = self._piece.shard[name][:, column]
         return factors[self._piece.passes[self._rows]]

@@ -15,7 +15,7 @@ By = str | tuple[str, ...]
 
 
 class Grouping(Protocol):
-    """Numbers each slot's group; `columns` tells what the groups are, one entry each."""
+    """Numbers each slot's group; `columns` says what the groups are, one entry each."""
 
     @property
     def size(self) -> int:
@@ -28,9 +28,9 @@ class Grouping(Protocol):
 
 
 def grouping_of(run: Run, until: int, layer: str, by: By | int | None) -> Grouping:
-    """Group slots by tags, by that many stretches of time, or all in one."""
+    """Group slots by tags, into so many bins of time, or all in one group."""
     if by is None:
-        return AllInOne()
+        return OneGroup()
     return ByTime(by, until) if isinstance(by, int) else ByTags.of(run, run.layers[layer], by)
 
 
@@ -42,8 +42,8 @@ class ByTags:
 
     def __init__(self, categories: dict[str, Array], combined: NDArray[np.int64]) -> None:
         self.categories, self._combined, self.size = categories, combined, len(combined)
-        self._places = {name: _Places(known) for name, known in categories.items()}
-        self._groups = _Places(combined)
+        self._places = {name: _SortedLookup(known) for name, known in categories.items()}
+        self._groups = _SortedLookup(combined)
 
     @classmethod
     def of(cls, run: Run, layer: Layer, by: By) -> "ByTags":
@@ -83,8 +83,8 @@ class ByTags:
         return code
 
 
-class _Places:
-    """Where values are among sorted known ones; of whole numbers that are close together, by a table."""
+class _SortedLookup:
+    """Looks up where values are among sorted ones; whole numbers that are close together by a table."""
 
     def __init__(self, known: Array) -> None:
         self._known, self._table = known, None
@@ -96,12 +96,12 @@ class _Places:
         if self._table is None:
             return np.searchsorted(self._known, values)
         # widened first: a difference may not fit the narrow type of a stored tag
-        found: NDArray[np.int64] = self._table[values.astype(np.int64) - int(self._known[0])]
-        return found
+        places: NDArray[np.int64] = self._table[values.astype(np.int64) - int(self._known[0])]
+        return places
 
 
 class ByTime:
-    """Stretches of training time, as equal as whole steps allow."""
+    """Bins of training time, as equal as whole steps allow."""
 
     def __init__(self, bins: int, until: int) -> None:
         if bins < 1:
@@ -117,8 +117,8 @@ class ByTime:
         return block.steps * self.size // max(self._until, 1)
 
 
-class AllInOne:
-    """One group of everything."""
+class OneGroup:
+    """One group of all slots."""
 
     size = 1
 

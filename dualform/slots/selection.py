@@ -1,4 +1,4 @@
-"""Which slots a question is about: those before a step, and those whose tags fit."""
+"""Select the slots a question is about: those before a step, and those whose tags fit."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,18 +40,18 @@ class Selection:
     conditions: tuple[Condition, ...] = ()
 
     def __str__(self) -> str:
-        """In words: `first 100 steps, task in ('mnist',), not (label in (3, 5))`."""
+        """Describe it: `first 100 steps, task in ('mnist',), not (label in (3, 5))`."""
         parts = [f"first {self.until:,} steps"]
-        for one in self.conditions:
-            words = " and ".join(f"{name} in {values}" for name, values in one.values.items())
-            parts.append(f"not ({words})" if one.inverted else words)
+        for condition in self.conditions:
+            words = " and ".join(f"{name} in {values}" for name, values in condition.values.items())
+            parts.append(f"not ({words})" if condition.inverted else words)
         return ", ".join(parts)
 
     def narrowed(self, condition: Condition) -> "Selection":
         return replace(self, conditions=(*self.conditions, condition))
 
     def mask(self, shard: Shard, layer: str, steps: Array, first_slot: int) -> Mask:
-        """Which of the shard's slots are meant; `steps` has the step of each."""
+        """Return which of a shard's slots are selected; `steps` has the step of each."""
         mask = steps < self.until
         slots = np.arange(first_slot, first_slot + len(steps)) if self.conditions else steps
         for condition in self.conditions:
@@ -60,7 +60,7 @@ class Selection:
 
 
 def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
-    """Check names and values against the run; an unknown one raises and lists those there are."""
+    """Make a condition of names and values that the run has; an unknown one raises and lists the known."""
     values = {name: _listed(value) for name, value in wanted.items()}
     for name, listed in values.items():
         if name in ("step", "slot"):
@@ -77,23 +77,22 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
 
 
 def distinct(run: Run, layer: str, tag: str) -> Array:
-    """All values a tag takes in a run, sorted."""
-    shards = [shard for _, shard in run.chapters if shard.slots(layer)]
-    found = []
-    for shard in shards:
+    """Return all values that a tag takes in a layer's slots, sorted."""
+    per_shard = []
+    for shard in (shard for _, shard in run.chapters if shard.slots(layer)):
         values = _unique(shard.tag(layer, tag))
-        found.append(shard.strings(layer, tag)[values] if run.tags[tag] == "string" else values)
-    return _unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int8)
+        per_shard.append(shard.strings(layer, tag)[values] if run.tags[tag] == "string" else values)
+    return _unique(np.concatenate(per_shard)) if per_shard else np.empty(0, dtype=np.int8)
 
 
 def _unique(column: Array) -> Array:
-    """np.unique; of integers that are close together, such as positions in a text, without sorting them."""
+    """Do what np.unique does; integers that are close together, such as positions in a text, without sorting."""
     if column.dtype.kind == "i" and len(column):
         low, high = int(column.min()), int(column.max())
         if high - low < 4 * len(column):
-            there = np.zeros(high - low + 1, dtype=bool)
-            there[column.astype(np.int64) - low] = True  # a difference may not fit the narrow type of a stored tag
-            return np.flatnonzero(there) + low
+            present = np.zeros(high - low + 1, dtype=bool)
+            present[column.astype(np.int64) - low] = True  # a difference may not fit the narrow type of a stored tag
+            return np.flatnonzero(present) + low
     return np.unique(column)
 
 

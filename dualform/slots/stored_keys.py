@@ -1,4 +1,4 @@
-"""The stored key rows of a layer, numbered through all shards: one after the other, or some by their number.
+"""Read the stored key rows of a layer, numbered through all shards: one after the other, or some by their number.
 
 Fresh memory costs more than filling it, so rows are unpacked a thousand at a time into one that is used again.
 """
@@ -17,7 +17,7 @@ from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]
 
-_ROWS = 1024  # unpacked at a time: 3 MB of width 800
+_UNPACKED_ROWS = 1024  # at a time: 3 MB of width 800
 
 
 class KeyRows(Protocol):
@@ -29,13 +29,13 @@ class KeyRows(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, index: Array) -> Tensor:
-        """Rows by their numbers: (rows, d_in)."""
+        """Return rows by their numbers: (rows, d_in)."""
 
     def weights(self, index: Array, queries: Tensor) -> Tensor:
-        """The attention weights of rows by their numbers, ascending: (queries, rows)."""
+        """Return the attention weights of rows by their numbers, ascending: (queries, rows)."""
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        """All rows, some at a time, with the number of the first; the next piece may take the place of the last."""
+        """Yield all rows, some at a time, with the number of the first; a piece is valid until the next one."""
 
 
 class StoredKeys:
@@ -57,16 +57,16 @@ class StoredKeys:
         return unpack(packed[torch.from_numpy(back)], exponents[back], self.dtype)
 
     def weights(self, index: Array, queries: Tensor) -> Tensor:
-        found = torch.empty(len(queries), len(index), dtype=queries.dtype)
-        packed = torch.empty(min(_ROWS, len(index)), self._layer.keys.width, dtype=self._stored)
-        wide = torch.empty(packed.shape, dtype=queries.dtype)
-        for start in range(0, len(index), _ROWS):
-            numbers = index[start : start + _ROWS]
+        weights = torch.empty(len(queries), len(index), dtype=queries.dtype)
+        packed = torch.empty(min(_UNPACKED_ROWS, len(index)), self._layer.keys.width, dtype=self._stored)
+        buffer = torch.empty(packed.shape, dtype=queries.dtype)
+        for start in range(0, len(index), _UNPACKED_ROWS):
+            numbers = index[start : start + _UNPACKED_ROWS]
             exponents = self._gather(numbers, packed)
-            rows = wide[: len(numbers)].copy_(packed[: len(numbers)])
-            torch.mm(queries, rows.mT, out=found[:, start : start + _ROWS])
-            scale(found[:, start : start + _ROWS], exponents)
-        return found
+            rows = buffer[: len(numbers)].copy_(packed[: len(numbers)])
+            torch.mm(queries, rows.mT, out=weights[:, start : start + _UNPACKED_ROWS])
+            scale(weights[:, start : start + _UNPACKED_ROWS], exponents)
+        return weights
 
     def _gather(self, index: Array, into: Tensor) -> Array:
         """Copy packed rows by their numbers, ascending, and return their exponents."""
@@ -82,23 +82,23 @@ class StoredKeys:
         return exponents
 
     def pieces(self) -> Iterator[tuple[int, Tensor]]:
-        wide = torch.empty(min(_ROWS, len(self)), self._layer.keys.width, dtype=self.dtype)
+        buffer = torch.empty(min(_UNPACKED_ROWS, len(self)), self._layer.keys.width, dtype=self.dtype)
         for number, first in enumerate(self.starts[:-1].tolist()):
             packed, powers = self._shard(number)
-            for start in range(0, len(packed), _ROWS):
-                some = packed[start : start + _ROWS]
-                rows = wide[: len(some)].copy_(some)
+            for start in range(0, len(packed), _UNPACKED_ROWS):
+                some = packed[start : start + _UNPACKED_ROWS]
+                rows = buffer[: len(some)].copy_(some)
                 if powers is not None:
-                    scale(rows.mT, powers[start : start + _ROWS])
+                    scale(rows.mT, powers[start : start + _UNPACKED_ROWS])
                 yield first + start, rows
 
     def _shard(self, number: int) -> tuple[Tensor, Array | None]:
-        """The packed rows of a shard, and their exponents."""
+        """Return the packed rows of a shard, and their exponents."""
         shard = self._shards[number]
         return torch.from_numpy(shard[self._name]), shard.exponents(self._layer.name, "key")
 
 
 def scale(weights: Tensor, exponent: Array) -> None:
-    """Make of the weights (queries, rows) of rows that were divided by powers of two what they had been."""
+    """Multiply the weights (queries, rows) by the powers of two that the rows were divided by, in place."""
     if exponent.any():
         weights *= torch.from_numpy(power_of_two(exponent))

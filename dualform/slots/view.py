@@ -1,4 +1,4 @@
-"""A run seen through a selection: its slots and their groups, found once and kept."""
+"""See a run through a selection: its slots and their groups, made once and cached."""
 
 from functools import lru_cache, partial
 

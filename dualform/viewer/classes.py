@@ -51,7 +51,7 @@ class Classes:
         by = tuple(tag for tag in (TASK, LABEL) if memory.tags.get(tag) in ("int", "string"))
         if not memory.layers or LABEL not in by:
             return cls((), (), (), names)
-        rows: list[Row] = list(memory.seen(memory.layers[0], by=by).rows())
+        rows: list[Row] = list(memory.visits(memory.layers[0], by=by).rows())
         if len(rows) > _MOST:
             return cls((), (), (), names)
         if TASK in by:

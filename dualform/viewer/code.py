@@ -118,7 +118,7 @@ def muted(sets: Sequence[MuteSet]) -> list[str]:
     """The model with these slots muted."""
     views = "".join(f".without({_conditions(one)})" for one in sets)
     ranged = any(one.positions for one in sets)
-    known = ['visited = memory.seen(memory.layers[0], by="position")["position"]'] if ranged else []
+    known = ['visited = memory.visits(memory.layers[0], by="position")["position"]'] if ranged else []
     return [*known, f"muted = memory{views}.model(model)"]
 
 

@@ -37,7 +37,7 @@ class Muting:
         self.group_weights: GroupWeights | None = None
         self._unsummed = False
         self._read = lru_cache(maxsize=_KEPT)(self._read_from_run)
-        self._seen = lru_cache(maxsize=None)(lambda layer: list(self._memory.seen(layer, by=exhibit.classes.by).rows()))
+        self._seen = lru_cache(maxsize=None)(lambda layer: list(self._memory.visits(layer, exhibit.classes.by).rows()))
         self._one_at_a_time = threading.Lock()  # parameters are exchanged in the network while it runs
         self._network = copy.deepcopy(exhibit.network)
 
@@ -172,7 +172,7 @@ class Muting:
         """Positions that training has come by, ascending."""
         if POSITION not in self._memory.tags:
             raise Refused(f"the run has no tag {POSITION!r}")
-        found: NDArray[np.int64] = self._memory.seen(self._memory.layers[0], by=POSITION)[POSITION]
+        found: NDArray[np.int64] = self._memory.visits(self._memory.layers[0], by=POSITION)[POSITION]
         return found
 
 

@@ -174,7 +174,7 @@ def test_a_sketch_is_made_when_it_pays(tmp_path: Path, monkeypatch: pytest.Monke
     keys = close_to_few_directions(40, seed=5)
     memory = remember(tmp_path / "run", keys, torch.zeros(40).long(), "float32")
     made: list[str] = []
-    monkeypatch.setattr(Sketch, "of", classmethod(lambda cls, keys, width, most_bytes: made.append("one")))
+    monkeypatch.setattr(Sketch, "of", classmethod(lambda cls, keys, width, max_bytes: made.append("one")))
     for queries in (1, 2, 1, 1):
         memory.attend({"0": keys[:queries]})["0"].top(1)
         memory.where(label=0).attend({"0": keys[:0]})

@@ -289,17 +289,17 @@ def test_what_would_take_too_much_room_is_refused_before_slots_are_read(
     parameters = 5 * 4 + 4 + 4 * 3 + 3
     assert weights.nbytes == parameters * 8 * (1 + 3)
     needed = weights.nbytes + 3 * 12 * (5 * 4 + 4)
-    assert memory.group_weights(by="label", most_bytes=needed).nbytes == weights.nbytes
+    assert memory.group_weights(by="label", max_bytes=needed).nbytes == weights.nbytes
     monkeypatch.setattr(Slots, "stream", None)
     with pytest.raises(QueryError, match=r"3 groups by 'label' .* group by fewer values, .* memory.without"):
-        memory.group_weights(by="label", most_bytes=needed - 1)
+        memory.group_weights(by="label", max_bytes=needed - 1)
 
 
 @pytest.mark.parametrize("options", [{"values": False}, {"merge": "id"}])
 def test_keys_alone_have_no_group_weights(tmp_path: Path, options: dict[str, Any]) -> None:
     _, memory = visited(tmp_path / "run", **options)
     with pytest.raises(NotRecorded, match="keys only"):
-        memory.group_weights(by="id", most_bytes=0)  # nor would more room help
+        memory.group_weights(by="id", max_bytes=0)  # nor would more room help
     with pytest.raises(NotRecorded, match="keys only"):
         memory.added("0")
 

@@ -60,7 +60,7 @@ def merged(plan: Plan, parts: Sequence[Sequence[int]]) -> Any:
     """The answers of a plan whose chapters were dealt to parts, which are merged in this order."""
     whole = empty(plan).folds
     for chapters in parts:
-        for fold, other in zip(whole, plan.part(chapters), strict=True):
+        for fold, other in zip(whole, plan.feed_copy(chapters), strict=True):
             fold.merge(other)
     return plain([fold.finish() for fold in whole])
 

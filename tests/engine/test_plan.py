@@ -29,7 +29,7 @@ CHAPTERS = 7
 EXAMPLES = 9
 # What is fed by slots, and has to merge. What is fed by a replay goes from step to step and is never split.
 FOLDS = {
-    "TopFold", "TotalFold", "KeySumFold", "KeyCountFold", "SeenFold", "CountFold", "MembersFold", "ExamplesFold",
+    "TopFold", "TotalFold", "KeySumFold", "KeyCountFold", "VisitsFold", "CountFold", "MembersFold", "ExamplesFold",
     "SumFold", "OutputFold", "ScoresFold", "GroupWeightsFold", "CertifyFold",
 }  # fmt: skip
 OF_REPLAYS = {"elementwise.py", "certify_elementwise.py"}
@@ -84,7 +84,7 @@ def everything(memory: Memory) -> list[Any]:
         answers += layer.collect(Top(4), Top(2, by="label"), Top(3, per="id"), Timeline(5))  # by an index
         contribution = layer.contribution(torch.ones(layer.output().shape[1], dtype=torch.float64))
         answers += contribution.collect(Top(3), Top(2, by="label"), Total("id", absolute=True))
-        answers += [memory.seen(name, by="label"), memory.slots(name), memory.weights(name), layer.output()]
+        answers += [memory.visits(name, by="label"), memory.slots(name), memory.weights(name), layer.output()]
         answers += [shares.added(name, [group]) for group in range(len(shares.groups))]
     return [plain(answer) for answer in answers]
 
@@ -144,7 +144,7 @@ def test_merging_is_associative(fold: str, plans: dict[str, list[Plan]]) -> None
         for number, one in enumerate(plan.folds):
             if type(one).__name__ != fold:
                 continue
-            a, b, c = (plan.part(chapters[i::3])[number] for i in range(3))
+            a, b, c = (plan.feed_copy(chapters[i::3])[number] for i in range(3))
             left, right = deepcopy(a), a
             left.merge(deepcopy(b))
             left.merge(deepcopy(c))
@@ -208,7 +208,7 @@ def test_a_plan_can_be_sent_away_and_its_folds_sent_back(fold: str, plans: dict[
     for plan in plans[fold]:
         expected, there = carried_out(plan), pickle.loads(pickle.dumps(plan))
         assert_same(carried_out(there), expected)
-        back = pickle.loads(pickle.dumps(there.part(chapters_of(there))))
+        back = pickle.loads(pickle.dumps(there.feed_copy(chapters_of(there))))
         whole = empty(plan).folds
         for mine, other in zip(whole, back, strict=True):
             mine.merge(other)
@@ -218,7 +218,7 @@ def test_a_plan_can_be_sent_away_and_its_folds_sent_back(fold: str, plans: dict[
 @pytest.mark.parametrize("fold", sorted(FOLDS))
 def test_neither_a_plan_nor_a_fed_fold_takes_the_run_with_it(fold: str, plans: dict[str, list[Plan]]) -> None:
     for plan in plans[fold]:
-        for travelling in (plan, plan.part(chapters_of(plan))):
+        for travelling in (plan, plan.feed_copy(chapters_of(plan))):
             assert len(pickle.dumps(travelling)) < 20_000
             assert b"ArrayBlob" not in pickle.dumps(travelling)
 

@@ -88,7 +88,7 @@ def test_each_layer_alone(exhibit: Exhibit, muting: Muting) -> None:
 def test_the_python_makes_the_same(muting: Muting) -> None:
     sets: list[dict[str, Any]] = [{"task": ["stripes"], "label": [1]}, {"id": [3, 4, 40]}, {"steps": [3, 9]}]
     ids = [3, 4, 40]
-    known = set(muting._memory.seen("0", by="id")["id"].tolist())
+    known = set(muting._memory.visits("0", by="id")["id"].tolist())
     sets[1] = {"id": [one for one in ids if one in known]}
     answer = ask(muting, sets)
     assert_close(
@@ -132,7 +132,7 @@ def test_classes_whose_weights_would_not_fit_are_read(
     "sets", [[{"label": [7]}], [{"task": ["circles"]}], [{"id": [999]}], [{"colour": [1]}], [{"label": ["1"]}]]
 )
 def test_what_there_is_not_cannot_be_muted(muting: Muting, sets: list[dict[str, Any]]) -> None:
-    with pytest.raises(UnknownName, match="there is"):
+    with pytest.raises(UnknownName, match="choose from"):
         ask(muting, sets)
 
 

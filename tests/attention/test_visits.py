@@ -35,16 +35,16 @@ def naive(steps: range) -> dict[tuple[str, int], tuple[int, int, int]]:
 
 @pytest.mark.parametrize("until", [12, 7, 3])
 def test_groups_are_seen_when_they_were_tagged(memory: dualform.Memory, until: int) -> None:
-    table = memory.until(until).seen("0", by=("task", "label"))
+    table = memory.until(until).visits("0", by=("task", "label"))
     rows = {(r["task"], r["label"]): (r["visits"], r["first_step"], r["last_step"]) for r in table.rows()}
     assert rows == naive(range(until))
 
 
 def test_a_view_sees_only_its_own(memory: dualform.Memory) -> None:
-    table = memory.where(task="second").without(label=1).seen("0", by="label")
+    table = memory.where(task="second").without(label=1).visits("0", by="label")
     assert table.to_dict() == {"label": [2, 3], "visits": [12, 12], "first_step": [6, 6], "last_step": [11, 11]}
 
 
 def test_an_unknown_tag_is_named(memory: dualform.Memory) -> None:
     with pytest.raises(UnknownName, match="no tag 'colour'; choose from 'label', 'task'"):
-        memory.seen("0", by="colour")
+        memory.visits("0", by="colour")
