@@ -1,4 +1,4 @@
-"""The certificate: the measured distance between the primal and the dual form of a run."""
+"""Certify a run: measure the distance between its primal and its dual form."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dualform.dual.distance import Distance, Stretch
+from dualform.dual.distance import SpanCertificate
 from dualform.store import Run, Shard
 from dualform.store.schema import AUDIT
 from dualform.store.summary import worst_residual
@@ -16,41 +16,43 @@ from dualform.store.summary import worst_residual
 class LayerCertificate:
     """A layer over the whole run (None: no steps), and over each chapter."""
 
-    whole: Stretch | None
-    chapters: list[Stretch]
+    whole: SpanCertificate | None
+    chapters: list[SpanCertificate]
     # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
     cancelled: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def relative_error(self) -> float:
-        """The larger of weight's and bias': |dual - primal| / |W_T - W_0|."""
+        """The largest of its parameters: |dual - primal| / |W_T - W_0|."""
         return self.whole.relative_error if self.whole else 0.0
 
-    def failed(self, tolerance: float) -> list[Stretch]:
-        """Stretches that are not exact."""
-        stretches = [*self.chapters, *([self.whole] if self.whole else [])]
-        return [stretch for stretch in stretches if not stretch.ok(tolerance)]
+    def failed(self, tolerance: float) -> list[SpanCertificate]:
+        """Return the spans that are not exact."""
+        spans = [*self.chapters, *([self.whole] if self.whole else [])]
+        return [span for span in spans if not span.ok(tolerance)]
 
     def ok(self, tolerance: float) -> bool:
         return not self.failed(tolerance)
 
-    def _note(self, name: str, distance: Distance, tolerance: float) -> str | None:
-        share = self.cancelled.get(name, 0.0)
-        if share and not distance.ok(tolerance):
-            return f"NOT EXACT: {100 * share:.3g}% of its gradients are only rounding, which the optimiser magnifies"
-        return "no net gradient" if distance.no_net_gradient else None
-
     def to_dict(self, tolerance: float) -> dict[str, Any]:
+        """Return the facts as data, with a note on each parameter that needs one."""
         parameters = {}
         for name, distance in (self.whole.parameters if self.whole else {}).items():
-            parameters[name] = {"relative_error": distance.relative, "note": self._note(name, distance, tolerance)}
+            share, note = self.cancelled.get(name, 0.0), None
+            if share and not distance.ok(tolerance):
+                note = (
+                    f"NOT EXACT: {100 * share:.3g}% of its gradients are only rounding, which the optimiser magnifies"
+                )
+            elif distance.no_net_gradient:
+                note = "no net gradient"
+            parameters[name] = {"relative_error": distance.relative, "note": note}
         return {
             "relative_error": self.relative_error,
             "ok": self.ok(tolerance),
             "parameters": parameters,
             "chapters": [
-                {"first_step": c.first_step, "last_step": c.last_step, "relative_error": c.relative_error}
-                for c in self.chapters
+                {"first_step": span.first_step, "last_step": span.last_step, "relative_error": span.relative_error}
+                for span in self.chapters
             ],
         }
 
@@ -70,13 +72,13 @@ class Certificate:
 
     @property
     def ok(self) -> bool:
-        """Everything that was read is exact. Keys alone prove nothing, so they are not ok; nor are steps unseen."""
+        """Whether everything is exact. Keys alone prove nothing, nor do steps that no snapshot follows."""
         certified = all(layer.ok(self.tolerance) for layer in self.layers.values())
-        return certified and not self.keys_only and not self._nothing_seen and self.unread is None
+        return certified and not self.keys_only and not self._no_snapshot and self.unread is None
 
     @property
-    def _nothing_seen(self) -> bool:
-        """The recording stopped inside a step before any snapshot could be taken."""
+    def _no_snapshot(self) -> bool:
+        """Whether the recording stopped before a snapshot could be taken after any step."""
         return self.steps > 0 and self.steps_certified == 0
 
     @property
@@ -85,24 +87,20 @@ class Certificate:
 
     @property
     def headline(self) -> str:
+        """The result in one line."""
         if self.keys_only:
             return "not available: keys only"
-        if self._nothing_seen:
+        if self._no_snapshot:
             return f"not available: no snapshot was taken after any of {self.steps:,} steps"
         if not self.ok:
-            return f"NOT EXACT: {self._failure}"
+            failed = [span for layer in self.layers.values() for span in layer.failed(self.tolerance)]
+            if not failed:
+                return "NOT EXACT: not all of the run could be read"
+            worst = max(failed, key=lambda span: span.relative_error)
+            where = f"steps {worst.first_step:,} to {worst.last_step:,} (tolerance {self.tolerance:.0e})"
+            return f"NOT EXACT: dual and primal differ by {worst.relative_error:.1e} in {where}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
         return f"dual = primal to {self.relative_error:.1e} ({within})"
-
-    @property
-    def _failure(self) -> str:
-        """Of what failed, the worst."""
-        failed = [stretch for layer in self.layers.values() for stretch in layer.failed(self.tolerance)]
-        if not failed:
-            return "not all of the run could be read"
-        worst = max(failed, key=lambda stretch: stretch.relative_error)
-        where = f"steps {worst.first_step:,} to {worst.last_step:,}"
-        return f"dual and primal differ by {worst.relative_error:.1e} in {where} (tolerance {self.tolerance:.0e})"
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -124,8 +122,8 @@ class Certificate:
         for name, layer in self.layers.items():
             mark = "ok" if layer.ok(self.tolerance) else "NOT EXACT"
             lines.append(f"  {name}: relative error {layer.relative_error:.1e}  {mark}")
-            notes = {one: facts["note"] for one, facts in layer.to_dict(self.tolerance)["parameters"].items()}
-            lines += [f"    {one}: {note}" for one, note in notes.items() if note]
+            parameters = layer.to_dict(self.tolerance)["parameters"]
+            lines += [f"    {parameter}: {facts['note']}" for parameter, facts in parameters.items() if facts["note"]]
         lines.append(
             f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
             f"recording (residual {self.worst_residual:.1e} at worst)"
@@ -141,7 +139,7 @@ class Certificate:
 def verify(
     run: Run, certify: Callable[[str], LayerCertificate], progress: Callable[[str], None] = lambda layer: None
 ) -> Certificate:
-    """Read every byte of a run, and certify it layer by layer; `progress` is told of each."""
+    """Read every byte of a run, and certify it layer by layer; `progress` is called with each layer's name."""
     for shard in run.shards:
         shard.check()
     storage = run.manifest.storage

@@ -1,4 +1,4 @@
-"""The certificate of a layer whose optimiser divides elementwise.
+"""Certify a layer whose optimiser divides elementwise.
 
 What slots have added is summed up with their coefficients R_t, matrix by matrix, and compared with the
 snapshots in full. The replay beside it lends its moments to R_t, and not its weights.
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dualform.algebra import Adjoint, Step
 from dualform.dual.certificate import LayerCertificate
-from dualform.dual.distance import Stretch, distance, rounding_of_slots, rounding_of_weights
-from dualform.dual.replay import LongSum, Move, Replay
+from dualform.dual.distance import SpanCertificate, distance, rounding_of_slots, rounding_of_weights
+from dualform.dual.replay import LongSum, Replay, ReplayedStep
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Plan, carry_out
 from dualform.kinds import kind_of
@@ -30,18 +30,18 @@ _ROUNDING = 4.0  # times the precision, of the root of the squares that were sum
 
 
 def certify(replay: Replay) -> LayerCertificate:
-    """A layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
+    """Certify a layer over the whole run, up to its last snapshot, and over each chapter that ends with one."""
     run = replay.run
     last, tolerance = run.snapshot(run.steps), run.manifest.storage.precision.tolerance
     until = Selection(last.info.last_step)
     whole, chapters = carry_out(Plan(replay, until, (CertifyFold(replay, run.shards[0], last),)))[0]
-    found = LayerCertificate(whole.certified() if last.info.last_step else None, chapters)
-    if found.ok(tolerance):
-        return found
-    return replace(found, cancelled=carry_out(Plan(replay, until, (CancelledFold(replay, last),)))[0])
+    certificate = LayerCertificate(whole.certified() if last.info.last_step else None, chapters)
+    if certificate.ok(tolerance):
+        return certificate
+    return replace(certificate, cancelled=carry_out(Plan(replay, until, (CancelledFold(replay, last),)))[0])
 
 
-class _Stretched:
+class _RebuiltSpan:
     """A layer's parameters between two snapshots: rebuilt from slots, latest first, and as they really were."""
 
     def __init__(self, replay: Replay, before: Shard, after: Shard, with_rounding: bool = False) -> None:
@@ -51,29 +51,30 @@ class _Stretched:
         self._squares = dict.fromkeys(replay.parameters, 0.0)
         self._decayed = dict.fromkeys(replay.parameters, 0)
 
-    def add(self, move: Move, steps: Mapping[Parameter, Step]) -> None:
-        """One step; if asked for, also what rounding can have done to it."""
+    def add(self, replayed: ReplayedStep, steps: Mapping[Parameter, Step]) -> None:
+        """Add a step; if asked for, also what rounding can have done to it."""
         for parameter, step in steps.items():
             coefficient = self._adjoints[parameter].back(step)
             if self._with_rounding:
-                squares = added_squares(self._replay, move, parameter)
+                squares = added_squares(self._replay, replayed, parameter)
                 self._squares[parameter] += float((coefficient**2 * squares).sum())
-            self._added[parameter].add(coefficient * move.parameters[parameter].gradient)
+            self._added[parameter].add(coefficient * replayed.updates[parameter].gradient)
             self._decayed[parameter] += step.keep != 1.0
 
-    def certified(self) -> Stretch:
-        """How far apart the two are; if too far, gone through once more for what rounding explains of it."""
-        found, replay = self._stretch(), self._replay
-        if self._with_rounding or found.ok(replay.run.manifest.storage.precision.tolerance):
-            return found
-        again = AgainFold(_Stretched(replay, self._before, self._after, with_rounding=True))
-        stretch: Stretch = carry_out(Plan(replay, Selection(found.last_step), (again,), found.first_step))[0]
-        return stretch
+    def certified(self) -> SpanCertificate:
+        """Return how far apart the two are; if too far, replay once more for what rounding explains of it."""
+        certificate, replay = self._compare(), self._replay
+        if self._with_rounding or certificate.ok(replay.run.manifest.storage.precision.tolerance):
+            return certificate
+        fold = SpanFold(_RebuiltSpan(replay, self._before, self._after, with_rounding=True))
+        until = Selection(certificate.last_step)
+        explained: SpanCertificate = carry_out(Plan(replay, until, (fold,), certificate.first_step))[0]
+        return explained
 
-    def _stretch(self) -> Stretch:
+    def _compare(self) -> SpanCertificate:
         first, last = self._before.info.last_step, self._after.info.last_step
         stored_eps, entry = self._replay.run.manifest.storage.precision.eps, self._replay.rule.momentum
-        found = {}
+        distances = {}
         for parameter, adjoint in self._adjoints.items():
             before, after = (stored_parameter(shard, parameter) for shard in (self._before, self._after))
             initial = initial_part(self._before, parameter, entry, adjoint.weight, adjoint.momentum)
@@ -82,26 +83,26 @@ class _Stretched:
             of_weights = rounding_of_weights(last - first, after, eps, self._decayed[parameter])
             floor = of_weights + min(of_slots, _EXPLAINED_SHARE * change)
             dual = initial + self._added[parameter].total
-            found[parameter.name] = distance(dual, before.double(), after.double(), floor)
-        return Stretch(first, last, found)
+            distances[parameter.name] = distance(dual, before.double(), after.double(), floor)
+        return SpanCertificate(first, last, distances)
 
 
 class CertifyFold:
-    """The whole run, and each chapter of it as it comes."""
+    """Certifies the whole run, and each chapter of it as it comes."""
 
     def __init__(self, replay: Replay, first: Shard, last: Shard) -> None:
-        self._replay, self._whole = replay, _Stretched(replay, first, last)
+        self._replay, self._whole = replay, _RebuiltSpan(replay, first, last)
         self._shard: Shard | None = None
         self._chapter = self._whole
-        self._certified: list[Stretch] = []
+        self._certified: list[SpanCertificate] = []
 
-    def add(self, move: Move) -> None:
-        if move.shard is not self._shard:
+    def add(self, step: ReplayedStep) -> None:
+        if step.shard is not self._shard:
             self._end_chapter()
-            self._shard, self._chapter = move.shard, _Stretched(self._replay, move.before, move.shard)
-        steps = {parameter: moved.step() for parameter, moved in move.parameters.items()}
-        self._whole.add(move, steps)
-        self._chapter.add(move, steps)
+            self._shard, self._chapter = step.shard, _RebuiltSpan(self._replay, step.before, step.shard)
+        steps = {parameter: update.step() for parameter, update in step.updates.items()}
+        self._whole.add(step, steps)
+        self._chapter.add(step, steps)
 
     def _end_chapter(self) -> None:
         if self._shard is not None:
@@ -110,29 +111,29 @@ class CertifyFold:
     def merge(self, other: "CertifyFold") -> None:
         raise NotImplementedError("a replay is not split: its coefficients go from step to step")
 
-    def finish(self) -> tuple[_Stretched, list[Stretch]]:
+    def finish(self) -> tuple[_RebuiltSpan, list[SpanCertificate]]:
         self._end_chapter()
         return self._whole, self._certified[::-1]
 
 
-class AgainFold:
-    """One stretch alone."""
+class SpanFold:
+    """Certifies one span alone."""
 
-    def __init__(self, stretched: _Stretched) -> None:
-        self._stretched = stretched
+    def __init__(self, span: _RebuiltSpan) -> None:
+        self._span = span
 
-    def add(self, move: Move) -> None:
-        self._stretched.add(move, {parameter: moved.step() for parameter, moved in move.parameters.items()})
+    def add(self, step: ReplayedStep) -> None:
+        self._span.add(step, {parameter: update.step() for parameter, update in step.updates.items()})
 
-    def merge(self, other: "AgainFold") -> None:
+    def merge(self, other: "SpanFold") -> None:
         raise NotImplementedError("a replay is not split: its coefficients go from step to step")
 
-    def finish(self) -> Stretch:
-        return self._stretched.certified()
+    def finish(self) -> SpanCertificate:
+        return self._span.certified()
 
 
 class CancelledFold:
-    """For each parameter, the share of the entries of its gradients, over all steps, that rounding explains.
+    """Counts for each parameter the share of the entries of its gradients, over all steps, that rounding explains.
 
     A bias before a BatchNorm has such gradients, or a unit whose examples cancel. SGD moves such a parameter next to
     nowhere; Adam divides by the root of its mean square, and no replay can tell what it did. A certificate that fails
@@ -141,14 +142,14 @@ class CancelledFold:
 
     def __init__(self, replay: Replay, last: Shard) -> None:
         self._replay, stored = replay, replay.run.manifest.storage.precision.eps
-        dtypes = {one: stored_parameter(last, one).dtype for one in replay.parameters}
-        self._eps = {one: max(stored, torch.finfo(dtype).eps) for one, dtype in dtypes.items()}
+        dtypes = {parameter: stored_parameter(last, parameter).dtype for parameter in replay.parameters}
+        self._eps = {parameter: max(stored, torch.finfo(dtype).eps) for parameter, dtype in dtypes.items()}
         self._entries, self._empty = dict.fromkeys(replay.parameters, 0), dict.fromkeys(replay.parameters, 0)
 
-    def add(self, move: Move) -> None:
-        for parameter, moved in move.parameters.items():
-            squares = torch.zeros_like(moved.gradient) + added_squares(self._replay, move, parameter)
-            rounding = moved.gradient.abs() <= _ROUNDING * self._eps[parameter] * squares.sqrt()
+    def add(self, step: ReplayedStep) -> None:
+        for parameter, update in step.updates.items():
+            squares = torch.zeros_like(update.gradient) + added_squares(self._replay, step, parameter)
+            rounding = update.gradient.abs() <= _ROUNDING * self._eps[parameter] * squares.sqrt()
             self._entries[parameter] += int((squares > 0).sum())
             self._empty[parameter] += int((rounding & (squares > 0)).sum())
 
@@ -158,15 +159,15 @@ class CancelledFold:
             self._empty[parameter] += other._empty[parameter]
 
     def finish(self) -> dict[str, float]:
-        return {one.name: self._empty[one] / max(count, 1) for one, count in self._entries.items()}
+        return {parameter.name: self._empty[parameter] / max(count, 1) for parameter, count in self._entries.items()}
 
 
-def added_squares(replay: Replay, move: Move, parameter: Parameter) -> Tensor | float:
-    """The squares of what each slot of a step added to a gradient, summed: shaped like the parameter."""
+def added_squares(replay: Replay, step: ReplayedStep, parameter: Parameter) -> Tensor | float:
+    """Return the sum of squares of what each slot of a step added to a gradient: shaped like the parameter."""
     squares: Tensor | float = 0.0
     for layer in replay.layers:
         for use in (use for use in layer.trained if use.parameter == parameter):
-            for block in replay.blocks(move, layer):
-                found = block.keys.of(use).outer_squares(block.values * float(block.factors(use)[0]))
-                squares = squares + kind_of(layer).from_map(use, found)
+            for block in replay.blocks(step, layer):
+                added = block.keys.of(use).outer_squares(block.values * float(block.factors(use)[0]))
+                squares = squares + kind_of(layer).from_map(use, added)
     return squares

@@ -1,4 +1,4 @@
-"""From ledger lines to coefficients: what a linear optimiser had made of each step's gradient, in numbers.
+"""Turn ledger lines into coefficients: what a linear optimiser had made of each step's gradient, in numbers.
 
 Of one that divides elementwise, coefficients are matrices; replay.py makes them one after the other.
 """
@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 
 
 def rule_of(run: Run, layer: Layer) -> Rule:
-    """The algebra of the optimiser that trained a layer: one for all its parameters."""
+    """Return the algebra of the optimiser that trained a layer: one for all its parameters."""
     if not run.manifest.storage.values:
         raise NotRecorded(f"{keys_only(run)}: no coefficients")
     number = layer.trained[0].parameter.optimizer
@@ -45,14 +45,14 @@ class ParameterCoefficients:
     gradients: Array  # (until - since,)
 
     def at(self, steps: NDArray[np.int64]) -> Array:
-        """The coefficient of each of these steps; steps outside of the span have none: 0."""
+        """Return the coefficient of each of these steps; 0 for steps outside of the span."""
         inside = (steps >= self.since) & (steps < self.since + len(self.gradients))
         padded = np.append(self.gradients, 0.0)
         result: Array = padded[np.where(inside, steps - self.since, len(self.gradients))]
         return result
 
     def of(self, block: Block, use: Use) -> Array:
-        """What each slot counts for in the parameter: its step's coefficient times its pass' factor."""
+        """Return what each slot counts for in the parameter: its step's coefficient times its pass' factor."""
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
             return self.at(block.steps) * block.factors(use)
 
@@ -66,17 +66,17 @@ class Ledger:
         self.between = lru_cache(maxsize=64)(self._between)
 
     def _between(self, rule: Rule, optimizer: int, since: int, until: int) -> dict[str, ParameterCoefficients]:
-        """For each parameter of a linear optimiser, the coefficients of steps [since, until) at `until`."""
+        """Return the coefficients of steps [since, until) at `until`, for each parameter of a linear optimiser."""
         described = self._run.manifest.optimizers[optimizer]
-        names = [one.name for one in self._run.manifest.parameters if one.optimizer == optimizer]
+        names = [parameter.name for parameter in self._run.manifest.parameters if parameter.optimizer == optimizer]
         lines = np.zeros((0, len(names), 1 + len(described.columns)))
         if until > since:
             lines = np.stack([self._lines(name)[since:until] for name in names], axis=1)
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
-            found = coefficients(rule, lines)
-        initial = np.broadcast_to(found.initial, len(names)).tolist()
-        momentum = np.broadcast_to(found.momentum, len(names)).tolist()
-        gradients = np.array(found.gradients).reshape(until - since, len(names))
+            of_all = coefficients(rule, lines)
+        initial = np.broadcast_to(of_all.initial, len(names)).tolist()
+        momentum = np.broadcast_to(of_all.momentum, len(names)).tolist()
+        gradients = np.array(of_all.gradients).reshape(until - since, len(names))
         return {
             name: ParameterCoefficients(since, initial[i], momentum[i], gradients[:, i]) for i, name in enumerate(names)
         }

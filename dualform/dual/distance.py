@@ -1,4 +1,4 @@
-"""How far the dual form of a parameter is from the primal one, and when that is near enough."""
+"""Measure how far the dual form of a parameter is from the primal one, and decide when that is near enough."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Distance:
-    """Of one parameter over one stretch of steps, in the Frobenius norm."""
+    """How far a parameter is from its dual form over a span of steps, in the Frobenius norm."""
 
     error: float  # |dual - primal|
     change: float  # |W_T - W_0|
@@ -16,7 +16,7 @@ class Distance:
 
     @property
     def no_net_gradient(self) -> bool:
-        """The parameter did not move beyond rounding, like a bias before a BatchNorm: nothing to compare."""
+        """Whether it did not move beyond rounding, like a bias before a BatchNorm: there is nothing to compare."""
         return self.change <= self.floor
 
     @property
@@ -28,7 +28,7 @@ class Distance:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SpanCertificate:
     """The distances of a layer's trained parameters over steps [first_step, last_step)."""
 
     first_step: int
@@ -44,23 +44,25 @@ class Stretch:
 
 
 def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float) -> Distance:
-    """Of a parameter rebuilt from its slots to what training made of it; or of both seen through probes."""
+    """Compare a parameter rebuilt from its slots with what training made of it; or both, seen through probes."""
     error = float((dual - after).norm())
     return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor)
 
 
 def rounding_of_slots(squares: float, eps: float) -> float:
-    """Every slot is rounded, by training and by storage: independent errors of what it adds.
+    """Return what the rounding of slots, by training and by storage, can add up to: their errors are independent.
 
-    `squares` is the sum of the squared sizes of what slots have added, each by itself.
+    Args:
+        squares: The sum of the squared sizes of what slots have added, each by itself.
+        eps: The coarser of both precisions.
     """
     return 4 * eps * math.sqrt(squares)
 
 
 def rounding_of_weights(steps: int, after: Tensor, eps: float, decayed: int = 0) -> float:
-    """Every weight is rounded once a step. These errors are independent, but in `decayed` steps.
+    """Return what rounding every weight once a step can add up to: independent errors, but in `decayed` steps.
 
-    There weights were multiplied by a number close to 1 first. One that hardly moves is then rounded the same
-    way, by up to half of eps, every time.
+    In those, weights were multiplied by a number close to 1 first. A weight that hardly moves is then rounded the
+    same way, by up to half of eps, every time.
     """
     return float(after.norm()) * eps * (4 * math.sqrt(steps) + 0.5 * decayed)

@@ -1,4 +1,4 @@
-"""The dual form under an optimiser that divides elementwise, such as Adam: coefficients R_t are matrices.
+"""Compute the dual form under an optimiser that divides elementwise, such as Adam: coefficients R_t are matrices.
 
     W_until = pW (.) W_since + pm (.) m_since + sum_t R_t (.) e_t x_t^T
     contribution of a slot to a direction g:  e_t^T (R_t (.) g q^T) x_t
@@ -20,7 +20,7 @@ from dualform.dual.coefficients import Array
 from dualform.dual.group_weights import GroupWeight, gradients_by_group
 from dualform.dual.linear import Strengths
 from dualform.dual.rebuilt import Rebuilt, sharing
-from dualform.dual.replay import LongSum, Move, Replay
+from dualform.dual.replay import LongSum, Replay, ReplayedStep
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError
@@ -45,7 +45,7 @@ class ElementwiseDual:
     def rebuild(self, since: Shard) -> dict[Use, Rebuilt]:
         added = AddedFold(self._replay(), self._view.selection)
         sums = self._replayed(added, since.info.last_step)
-        kind, found = kind_of(self._layer), {}
+        kind, maps = kind_of(self._layer), {}
         for use in self._layer.uses:
             if use.trained:
                 initial = added.initial(since, use.parameter)
@@ -53,8 +53,8 @@ class ElementwiseDual:
             else:
                 initial = stored_parameter(since, use.parameter).double()
                 slots = torch.zeros_like(initial)
-            found[use] = Rebuilt(kind.as_map(use, initial), kind.as_map(use, slots))
-        return found
+            maps[use] = Rebuilt(kind.as_map(use, initial), kind.as_map(use, slots))
+        return maps
 
     def initial(self) -> dict[Use, Tensor] | None:
         return None  # it is known after the first step only, which is replayed last
@@ -66,22 +66,22 @@ class ElementwiseDual:
         if len(self._sharing) > 1:
             raise NotRecorded(f"the weight of layer {self._layer.name!r} has other uses, whose slots contribute too")
         scores = torch.zeros(len(self._view.slots(self._layer.name)), len(queries), dtype=queries.dtype)
-        units = torch.nonzero(directions.any(dim=0)).flatten()  # nobody asks about the others
+        units = torch.nonzero(directions.any(dim=0)).flatten()  # the others are not asked about
         if len(units):  # else, say at a unit that is off, nothing contributes
             self._replayed(ScoresFold(self._replay(units), queries, directions[:, units], valued, scores))
         return scores
 
     def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
         fold, run = GroupsFold(self._replay(), self._view.selection, grouping), self._view.run
-        found = {}
+        weights = {}
         for parameter, sums in self._replayed(fold).items():
             whole = fold.initial(run.shards[0], parameter)
             groups = torch.zeros(grouping.size, *whole.shape, dtype=torch.float64)
-            for group, total in enumerate(one.total for one in sums):
+            for group, total in enumerate(added.total for added in sums):
                 whole += total
                 groups[group] += total
-            found[parameter] = GroupWeight.of(run, parameter, whole, groups)
-        return found
+            weights[parameter] = GroupWeight.of(run, parameter, whole, groups)
+        return weights
 
     def certify(self) -> LayerCertificate:
         return certify(self._replay())
@@ -103,18 +103,18 @@ class _ReplayFold:
         self.replay = replay
         self._adjoints = {parameter: Adjoint() for parameter in replay.parameters}
 
-    def add(self, move: Move) -> None:
+    def add(self, step: ReplayedStep) -> None:
         raise NotImplementedError
 
     def finish(self) -> Any:
         raise NotImplementedError
 
-    def _coefficients(self, move: Move) -> dict[Parameter, Any]:
-        """R_t of each parameter that moved; a number, before RAdam divides."""
-        return {one: self._adjoints[one].back(moved.step()) for one, moved in move.parameters.items()}
+    def _coefficients(self, step: ReplayedStep) -> dict[Parameter, Any]:
+        """Return R_t of each parameter that was stepped; a number, before RAdam divides."""
+        return {parameter: self._adjoints[parameter].back(update.step()) for parameter, update in step.updates.items()}
 
     def initial(self, since: Shard, parameter: Parameter) -> Tensor:
-        """What the steps so far have left of a snapshot before them, in float64."""
+        """Return what the steps so far have left of a snapshot before them, in float64."""
         adjoint = self._adjoints[parameter]
         return initial_part(since, parameter, self.replay.rule.momentum, adjoint.weight, adjoint.momentum)
 
@@ -123,51 +123,46 @@ class _ReplayFold:
 
 
 class AddedFold(_ReplayFold):
-    """What the chosen slots have added to each parameter."""
+    """Sums up what the chosen slots have added to each parameter."""
 
     def __init__(self, replay: Replay, selection: Selection) -> None:
         super().__init__(replay)
         self._selection = selection
         self._sums = {parameter: LongSum() for parameter in replay.parameters}
 
-    def add(self, move: Move) -> None:
-        for parameter, coefficient in self._coefficients(move).items():
-            if not self._selection.conditions:
-                self._sums[parameter].add(coefficient * move.parameters[parameter].gradient)
-                continue
-            for added in _gradients(self.replay, move, parameter, self._selection):
-                self._sums[parameter].add(coefficient * added)
+    def add(self, step: ReplayedStep) -> None:
+        coefficients = self._coefficients(step)
+        if not self._selection.conditions:
+            for parameter, coefficient in coefficients.items():
+                self._sums[parameter].add(coefficient * step.updates[parameter].gradient)
+            return
+        for layer in self.replay.layers:
+            blocks = self.replay.blocks(step, layer, self._selection)
+            for use in (use for use in layer.trained if use.parameter in coefficients):
+                for block in blocks:
+                    gradient = block.product(use, block.values) * float(block.factors(use)[0])
+                    added = coefficients[use.parameter] * kind_of(layer).from_map(use, gradient)
+                    self._sums[use.parameter].add(added)
 
     def finish(self) -> dict[Parameter, LongSum]:
         return self._sums
 
 
-def _gradients(replay: Replay, move: Move, parameter: Parameter, selection: Selection) -> list[Tensor]:
-    """What the chosen slots of a step have in a parameter's gradient, for each use and pass."""
-    return [
-        kind_of(layer).from_map(use, block.product(use, block.values) * float(block.factors(use)[0]))
-        for layer in replay.layers
-        for use in layer.trained
-        if use.parameter == parameter
-        for block in replay.blocks(move, layer, selection)
-    ]
-
-
 class GroupsFold(_ReplayFold):
-    """The same for each group of slots."""
+    """Sums up what each group of slots has added to each parameter."""
 
     def __init__(self, replay: Replay, selection: Selection, grouping: ByTags) -> None:
         super().__init__(replay)
         self._selection, self._grouping = selection, grouping
-        self._sums = {one: [LongSum() for _ in range(grouping.size)] for one in replay.parameters}
+        self._sums = {parameter: [LongSum() for _ in range(grouping.size)] for parameter in replay.parameters}
 
-    def add(self, move: Move) -> None:
-        coefficients = self._coefficients(move)
+    def add(self, step: ReplayedStep) -> None:
+        coefficients = self._coefficients(step)
         for layer in self.replay.layers:
-            slots, blocks = self.replay.slots[layer.name], self.replay.blocks(move, layer, self._selection)
+            slots, blocks = self.replay.slots[layer.name], self.replay.blocks(step, layer, self._selection)
             uses = [use for use in layer.trained if use.parameter in coefficients]
-            for use, group, found in gradients_by_group(slots, blocks, self._grouping, uses):
-                added = kind_of(layer).from_map(use, found)
+            for use, group, gradient in gradients_by_group(slots, blocks, self._grouping, uses):
+                added = kind_of(layer).from_map(use, gradient)
                 self._sums[use.parameter][group].add(coefficients[use.parameter] * added)
 
     def finish(self) -> dict[Parameter, list[LongSum]]:
@@ -175,35 +170,35 @@ class GroupsFold(_ReplayFold):
 
 
 class ScoresFold(_ReplayFold):
-    """What each slot of a layer adds to directions of its output, (queries, units), into (slots, queries)."""
+    """Writes what each slot of a layer adds to directions of its output, (queries, units), to (slots, queries)."""
 
     def __init__(self, replay: Replay, queries: Tensor, directions: Tensor, valued: bool, scores: Tensor) -> None:
         super().__init__(replay)
         layer, dtype = replay.layers[0], replay.dtype
         self._uses: Sequence[Use] = layer.trained if valued else layer.attended
         self._valued, self._scores = valued, scores
-        towards = zip(queries.to(dtype), directions.to(dtype), strict=True)
-        self._aims = [_Aim(query, direction, self._uses) for query, direction in towards]
+        pairs = zip(queries.to(dtype), directions.to(dtype), strict=True)
+        self._queries = [_DirectedQuery(query, direction, self._uses) for query, direction in pairs]
 
-    def add(self, move: Move) -> None:
-        layer, coefficients = self.replay.layers[0], self._coefficients(move)
+    def add(self, step: ReplayedStep) -> None:
+        layer, coefficients = self.replay.layers[0], self._coefficients(step)
         maps = {}
         for use in (use for use in self._uses if use.parameter in coefficients):
-            gradient = move.parameters[use.parameter].gradient
+            gradient = step.updates[use.parameter].gradient
             whole = torch.as_tensor(coefficients[use.parameter], dtype=gradient.dtype).expand(gradient.shape)
             maps[use] = kind_of(layer).as_map(use, whole)
         units = self.replay.units
-        for block in self.replay.blocks(move, layer):
+        for block in self.replay.blocks(step, layer):
             values = block.values[:, units] if self._valued else torch.ones(len(block), len(units), dtype=block.dtype)  # type: ignore[arg-type]
-            found = [aim.scores(block, values, maps) for aim in self._aims]
-            self._scores[torch.from_numpy(block.slots)] = torch.stack(found, dim=1).to(self._scores.dtype)
+            scores = torch.stack([query.scores(block, values, maps) for query in self._queries], dim=1)
+            self._scores[torch.from_numpy(block.slots)] = scores.to(self._scores.dtype)
 
     def finish(self) -> Tensor:
         return self._scores
 
 
-class _Aim:
-    """One query and its direction, of which only the units that are not zero count."""
+class _DirectedQuery:
+    """A query and its direction, of which only the units that are not zero count."""
 
     def __init__(self, query: Tensor, direction: Tensor, uses: Sequence[Use]) -> None:
         self._queries = {use: paired_with(use, query[None])[0] for use in uses}  # (width,) each
@@ -211,10 +206,10 @@ class _Aim:
         self._direction = direction[self._units]  # (units,)
 
     def scores(self, block: Block, values: Tensor, coefficients: Mapping[Use, Tensor]) -> Tensor:
-        """(slots,)"""
-        pointing = values[:, self._units] * self._direction  # (slots, units)
-        found = torch.zeros(len(block), dtype=values.dtype)
+        """Return what each slot of a block adds: (slots,)."""
+        along = values[:, self._units] * self._direction  # (slots, units)
+        scores = torch.zeros(len(block), dtype=values.dtype)
         for use, coefficient in coefficients.items():
             effective = block.keys.of(use).effective(coefficient[self._units], self._queries[use])
-            found += float(block.factors(use)[0]) * (pointing * effective).sum(dim=1)
-        return found
+            scores += float(block.factors(use)[0]) * (along * effective).sum(dim=1)
+        return scores

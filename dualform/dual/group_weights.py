@@ -9,7 +9,7 @@
 
 A product of few slots takes nearly as long as one of many. So values are read a block at a time and collected by
 group and key, in which visits to the same key become one row, before keys are read: group by group, in large pieces.
-Under an optimiser that divides elementwise a step is a stretch of its own, for all of it shares one coefficient R_t.
+Under an optimiser that divides elementwise each step is summed up by itself: all of it shares one coefficient R_t.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,10 +49,10 @@ class GroupWeight:
 
     @classmethod
     def of(cls, run: Run, parameter: Parameter, whole: Tensor, groups: Tensor) -> "GroupWeight":
-        return cls(whole, groups.to(_kept(run, parameter)))
+        return cls(whole, groups.to(_kept_dtype(run, parameter)))
 
     def added(self, groups: Sequence[int]) -> Tensor:
-        """What these groups have added together, in float64."""
+        """Return what these groups have added together, in float64."""
         total = torch.zeros_like(self.whole)
         for group in groups:
             total += self.groups[group]
@@ -88,19 +88,29 @@ class GroupWeights:
 
     @property
     def nbytes(self) -> int:
-        """What is held in memory."""
+        """The bytes it takes in memory."""
         return sum(weight.nbytes for layer in self._weights.values() for weight in layer.values())
 
     def added(self, layer: str, groups: Sequence[int]) -> dict[str, Tensor]:
-        """What these groups together have added to a layer's trained parameters, in float64; groups by their row."""
+        """Return what these groups have added together to a layer's trained parameters, in float64.
+
+        Args:
+            layer: The layer's name.
+            groups: Rows of the table `groups`.
+        """
         self._check_layers([layer])
         chosen = self._chosen(groups)
         return {parameter.name: weight.added(chosen) for parameter, weight in self._weights[layer].items()}
 
     def model(self, model: nn.Module, without: Sequence[int], layers: Sequence[str] | None = None) -> nn.Module:
-        """A copy of the model in which these groups are muted, in all layers or in these: `weights.model(model, [9])`.
+        """Return a copy of the model in which these groups are muted: `weights.model(model, without=[9])`.
 
-        The model passed gives the architecture only. Where nothing is muted, parameters are the view's own.
+        Where nothing is muted, parameters are the view's own.
+
+        Args:
+            model: The architecture; its own parameters are not used.
+            without: Rows of the table `groups`.
+            layers: The layers to mute them in; None: all.
         """
         chosen, muted = self._chosen(without), self._check_layers(self.layers if layers is None else layers)
         parameters: dict[str, Tensor] = {}
@@ -113,7 +123,7 @@ class GroupWeights:
         return self._assemble(model, parameters)
 
     def _chosen(self, groups: Sequence[int]) -> list[int]:
-        """Each group once, however often it is named."""
+        """Return each group once, however often it is named."""
         for group in groups:
             if not 0 <= group < len(self.groups):
                 raise UnknownName("group", group, range(len(self.groups)))
@@ -131,7 +141,7 @@ class GroupWeights:
 
 
 def groups_of(run: Run, by: By) -> ByTags:
-    """The groups of all layers, numbered alike for each."""
+    """Return the groups of all layers, numbered alike for each."""
     if not by:
         raise QueryError("to group slots takes at least one tag: by='label'")
     used = [layer for layer in run.layers.values() if run.slots(layer.name)]
@@ -139,17 +149,17 @@ def groups_of(run: Run, by: By) -> ByTags:
     if len(groupings) == 1:
         return groupings[0]
     columns = [grouping.columns for grouping in groupings]
-    categories = {name: np.unique(np.concatenate([one[name] for one in columns])) for name in columns[0]}
+    categories = {name: np.unique(np.concatenate([column[name] for column in columns])) for name in columns[0]}
     shape = tuple(len(known) for known in categories.values())
-    places = [tuple(np.searchsorted(categories[name], one[name]) for name in categories) for one in columns]
+    places = [tuple(np.searchsorted(categories[name], column[name]) for name in categories) for column in columns]
     return ByTags(categories, np.unique(np.concatenate([np.ravel_multi_index(place, shape) for place in places])))
 
 
 def check_memory(run: Run, grouping: ByTags, max_bytes: int) -> None:
     """Raise before any slot is read if all group weights, with the sums of the layer at hand, would take more."""
     groups = grouping.size
-    counts = {one: prod(one.shape) for one in run.manifest.parameters if one.trained}
-    kept = sum(count * (8 + groups * _kept(run, one).itemsize) for one, count in counts.items())
+    counts = {parameter: prod(parameter.shape) for parameter in run.manifest.parameters if parameter.trained}
+    kept = sum(count * (8 + groups * _kept_dtype(run, parameter).itemsize) for parameter, count in counts.items())
     widest = max(sum(counts[use.parameter] for use in layer.trained) for layer in run.layers.values())
     needed = kept + groups * _SUM_BYTES * widest
     if needed > max_bytes:
@@ -160,13 +170,13 @@ def check_memory(run: Run, grouping: ByTags, max_bytes: int) -> None:
         )
 
 
-def _kept(run: Run, parameter: Parameter) -> torch.dtype:
-    """The precision they are kept in: a parameter's own, but where groups cancel, one below float32 leaves little."""
+def _kept_dtype(run: Run, parameter: Parameter) -> torch.dtype:
+    """Return the precision they are kept in: a parameter's own, but at least float32, since groups cancel."""
     return torch.float64 if run.shards[0].dtype(state_tensor(parameter.name)) == "F64" else torch.float32
 
 
 class GroupWeightsFold:
-    """For each trained use of a layer, the sum over each group's slots of c_t e_t x_t^T: (groups, d_out, width)."""
+    """Sums up c_t e_t x_t^T over each group's slots, for each trained use of a layer: (groups, d_out, width)."""
 
     def __init__(self, slots: Slots, grouping: ByTags, of: Mapping[Use, ParameterCoefficients]) -> None:
         self._slots, self._grouping, self._of = slots, grouping, of
@@ -177,7 +187,7 @@ class GroupWeightsFold:
         self._rows: Array = np.empty(0, dtype=np.int64)  # and the rows they go to: group * stored + key, ascending
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel with sums, and not with blocks that are still to be collected: these hold their shards."""
+        """Pickle sums, and no blocks that are still to be collected: these hold their shards."""
         self._sum_up()
         return self.__dict__
 
@@ -199,7 +209,7 @@ class GroupWeightsFold:
         return self._sums
 
     def _rows_of(self, block: Block) -> Array:
-        """One number for a slot's group and key."""
+        """Return one number for each slot's group and key."""
         return self._grouping.codes(block) * self._slots.stored + block.key_rows
 
     def _sum_up(self) -> None:
@@ -218,22 +228,22 @@ class GroupWeightsFold:
         self._rows = self._rows[:0]
 
     def _collect(self) -> dict[Use, Tensor]:
-        """For each use c_t e_t, summed over the visits to each row: (rows, d_out)."""
+        """Return c_t e_t of each use, summed over the visits to each row: (rows, d_out)."""
         shape = len(self._rows), self._slots.layer.d_out
-        found = {use: torch.zeros(shape, dtype=self._slots.dtype) for use in self._of}
+        collected = {use: torch.zeros(shape, dtype=self._slots.dtype) for use in self._of}
         while self._blocks:
             block = self._blocks.pop(0)
             index = torch.from_numpy(np.searchsorted(self._rows, self._rows_of(block)))
             for use, of in self._of.items():
                 coefficient = torch.from_numpy(of.of(block, use)).to(block.dtype)[:, None]
-                found[use].index_add_(0, index, block.values * coefficient)
-        return found
+                collected[use].index_add_(0, index, block.values * coefficient)
+        return collected
 
 
 def gradients_by_group(
     slots: Slots, blocks: Sequence[Block], grouping: ByTags, uses: Sequence[Use]
 ) -> Iterator[tuple[Use, int, Tensor]]:
-    """What each group has in the gradient of one step, given its blocks: a map (d_out, width) for each use."""
+    """Yield what each group has in the gradient of one step, given its blocks: a map (d_out, width) for each use."""
     if not blocks:
         return
     codes = np.concatenate([grouping.codes(block) for block in blocks])
@@ -248,14 +258,14 @@ def gradients_by_group(
 
 
 def _union(known: Array, new: Array) -> Array:
-    """The union of sorted numbers, of which few are new: quicker than np.union1d, which sorts them all again."""
+    """Return the union of sorted numbers, of which few are new: np.union1d would sort them all again."""
     places = np.searchsorted(known, new)
     fresh = np.append(known, -1)[places] != new
     return np.insert(known, places[fresh], new[fresh])
 
 
 def _spans(codes: Array) -> Iterator[tuple[int, slice]]:
-    """Each number that sorted ones have, and where it stands."""
+    """Yield each number that sorted ones have, and where it stands."""
     starts = np.flatnonzero(np.diff(codes, prepend=-1)).tolist()
     for start, end in zip(starts, [*starts[1:], len(codes)], strict=True):
         yield int(codes[start]), slice(start, end)

@@ -1,4 +1,4 @@
-"""The dual form under an optimiser whose coefficients are numbers, such as SGD.
+"""Compute the dual form under an optimiser whose coefficients are numbers, such as SGD.
 
     W_until = initial W_since + momentum m_since + sum_t c_t e_t x_t^T
     contribution of a slot to a direction g:  c_t (e_t . g)(x_t . q)
@@ -54,23 +54,23 @@ class LinearDual:
             return added
 
         kind, added = kind_of(self._layer), over_all_uses(self._sharing, self._parameters, added_by)
-        found = {}
+        maps = {}
         for use in self._layer.uses:
             initial = self._initial(since, use, of)
             slots = kind.as_map(use, added[use.parameter]) if use.trained else torch.zeros_like(initial)
-            found[use] = Rebuilt(initial, slots)
-        return found
+            maps[use] = Rebuilt(initial, slots)
+        return maps
 
     def initial(self) -> dict[Use, Tensor] | None:
         return {use: self._initial(self._view.run.shards[0], use, self._whole) for use in self._layer.uses}
 
     def _initial(self, since: Shard, use: Use, of: Coefficients) -> Tensor:
         if not use.trained:  # it stays itself
-            found = stored_parameter(since, use.parameter).double()
+            initial = stored_parameter(since, use.parameter).double()
         else:
             own = of[use.parameter.name]
-            found = initial_part(since, use.parameter, self._rule.momentum, own.initial, own.momentum)
-        return kind_of(self._layer).as_map(use, found)
+            initial = initial_part(since, use.parameter, self._rule.momentum, own.initial, own.momentum)
+        return kind_of(self._layer).as_map(use, initial)
 
     def output_fold(self, queries: Tensor) -> Fold | None:
         return None if self._tied else OutputFold(self._layer, self._whole, queries)
@@ -94,13 +94,13 @@ class LinearDual:
             added: Mapping[Use, Tensor] = carry_out(Plan(slots, self._view.selection, (fold,)))[0]
             return added
 
-        found, added = {}, over_all_uses(self._sharing, self._parameters, added_by)
+        weights, added = {}, over_all_uses(self._sharing, self._parameters, added_by)
         for parameter in self._parameters:
             own = of[parameter.name]
             whole = initial_part(run.shards[0], parameter, self._rule.momentum, own.initial, own.momentum)
             groups = added.get(parameter, torch.zeros(grouping.size, *parameter.shape, dtype=torch.float64))
-            found[parameter] = GroupWeight.of(run, parameter, whole + groups.sum(dim=0), groups)
-        return found
+            weights[parameter] = GroupWeight.of(run, parameter, whole + groups.sum(dim=0), groups)
+        return weights
 
     def certify(self) -> LayerCertificate:
         return certify(self._view.run, self._layer, self._sharing, self._rule, self._between)
@@ -119,12 +119,12 @@ class LinearDual:
 
 
 def weighted_values(block: Block, use: Use, of: ParameterCoefficients) -> Tensor:
-    """c_t e_t: (slots, d_out)"""
+    """Return c_t e_t: (slots, d_out)."""
     return block.values * torch.from_numpy(of.of(block, use)).to(block.dtype)[:, None]
 
 
 class SumFold:
-    """The sum of c_t e_t x_t^T for each trained use of a layer, in float64: (d_out, width)."""
+    """Sums up c_t e_t x_t^T for each trained use of a layer, in float64: (d_out, width)."""
 
     def __init__(self, layer: Layer, of: Coefficients) -> None:
         self._of = {use: of[use.parameter.name] for use in layer.trained}
@@ -143,7 +143,7 @@ class SumFold:
 
 
 class OutputFold:
-    """The layer's output as attention over the slots: sum_t c_t e_t (x_t . q), biases with key 1. In float64."""
+    """Computes the layer's output as attention over the slots: sum_t c_t e_t (x_t . q), in float64."""
 
     def __init__(self, layer: Layer, of: Coefficients, queries: Tensor) -> None:
         self._of = {use: of[use.parameter.name] for use in layer.trained}
@@ -163,7 +163,7 @@ class OutputFold:
 
 
 class ScoresFold:
-    """What each slot of a layer adds: (slots, queries). Those that are not chosen have 0."""
+    """Computes what each slot of a layer adds: (slots, queries); 0 for those that are not chosen."""
 
     def __init__(
         self, layer: Layer, slots: int, of: Coefficients, queries: Tensor, directions: Tensor, valued: bool
@@ -176,12 +176,12 @@ class ScoresFold:
 
     def add(self, block: Block) -> None:
         directions = self._directions
-        pointing = block.values @ directions.mT if self._valued else directions.sum(dim=1).expand(len(block), -1)
-        found = torch.zeros(len(block), len(directions), dtype=self._scores.dtype)
+        along = block.values @ directions.mT if self._valued else directions.sum(dim=1).expand(len(block), -1)
+        scores = torch.zeros(len(block), len(directions), dtype=self._scores.dtype)
         for use, of in self._of.items():
-            strength = torch.from_numpy(of.of(block, use)).to(found.dtype)[:, None] * pointing  # (slots, queries)
-            found += strength * block.keys.of(use).pair(self._queries[use]).mT
-        self._scores[torch.from_numpy(block.slots)] = found
+            strength = torch.from_numpy(of.of(block, use)).to(scores.dtype)[:, None] * along  # (slots, queries)
+            scores += strength * block.keys.of(use).pair(self._queries[use]).mT
+        self._scores[torch.from_numpy(block.slots)] = scores
 
     def merge(self, other: "ScoresFold") -> None:
         self._scores += other._scores  # of other slots
@@ -191,12 +191,12 @@ class ScoresFold:
 
 
 class Strengths:
-    """What each slot's attention weight is multiplied by: the size |c_t| ||e_t|| of what it points to."""
+    """What each slot's attention weight is multiplied by: the size |c_t| ||e_t|| of what it adds."""
 
     def __init__(self, use: Use, of: ParameterCoefficients) -> None:
         self._use, self._of = use, of
 
     def __call__(self, block: Block) -> Tensor:
-        """(slots,)"""
+        """Return the strength of each slot: (slots,)."""
         norms: Tensor = torch.linalg.vector_norm(block.values, dim=1)
         return torch.from_numpy(self._of.of(block, self._use)).abs() * norms

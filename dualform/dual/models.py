@@ -1,4 +1,4 @@
-"""Models with the parameters of a run: put together from a snapshot and what was summed up from slots."""
+"""Assemble models from a snapshot of a run, and parameters that were summed up from slots."""
 
 import copy
 from collections.abc import Mapping
@@ -20,14 +20,10 @@ def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[s
     for prefix in (STATE_PARAMETERS, STATE_BUFFERS):
         for name in snapshot.names(prefix):
             state[name.removeprefix(prefix)] = stored_tensor(snapshot, name)
+    state |= {name: tensor.to(state[name].dtype) for name, tensor in parameters.items()}
     result = copy.deepcopy(model)
-    _load_state(result, state | {name: tensor.to(state[name].dtype) for name, tensor in parameters.items()})
-    return result
-
-
-def _load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        for name, tensor in [*result.named_parameters(), *result.named_buffers()]:
             stored = state.get(clean_name(name))
             if stored is None:
                 raise QueryError(f"the model has {clean_name(name)!r}, which the run does not know")
@@ -35,3 +31,4 @@ def _load_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
                 shapes = f"{tuple(tensor.shape)}, in the run {tuple(stored.shape)}"
                 raise QueryError(f"the model's {clean_name(name)!r} has shape {shapes}")
             tensor.copy_(stored)
+    return result

@@ -1,6 +1,8 @@
-"""Parameters rebuilt from their slots, over all uses: whoever uses a parameter adds to its gradient.
+"""Sum up parameters over all their uses: whoever uses a parameter adds to its gradient.
 
-W_until = initial W_since + momentum m_since + sum over uses, and their slots t, of c_t e_t x_t^T
+    W_until = initial W_since + momentum m_since + sum over uses, and their slots t, of c_t e_t x_t^T
+
+A layer alone in its use of its parameters is the usual case.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,10 +28,10 @@ class Rebuilt:
 
 
 def sharing(manifest: Manifest, layer: Layer) -> list[Layer]:
-    """The layers that use a trained parameter of this one, itself first: just itself, unless weights are tied."""
+    """Return the layers that use a trained parameter of this one, itself first: alone, unless weights are tied."""
     own = {use.parameter for use in layer.trained}
-    others = [one for one in manifest.layers if one != layer and own & {use.parameter for use in one.trained}]
-    return [layer, *others]
+    users = [user for user in manifest.layers if own & {use.parameter for use in user.trained}]
+    return [layer, *(user for user in users if user != layer)]
 
 
 def over_all_uses(
@@ -37,23 +39,23 @@ def over_all_uses(
 ) -> dict[Parameter, Tensor]:
     """Sum up what layers make of each parameter, given as maps; shaped like the parameter."""
     wanted = {*parameters}
-    found: dict[Parameter, Tensor] = {}
+    sums: dict[Parameter, Tensor] = {}
     for layer in layers:
         for use, added in maps_of(layer).items():
             if use.parameter in wanted:
                 shaped = kind_of(layer).from_map(use, added)
-                found[use.parameter] = shaped if use.parameter not in found else found[use.parameter] + shaped
-    return found
+                sums[use.parameter] = shaped if use.parameter not in sums else sums[use.parameter] + shaped
+    return sums
 
 
 def output_of(layer: Layer, maps: Mapping[Use, Tensor], queries: Tensor) -> Tensor:
-    """What a layer with these maps, in float64, says: (queries, d_out)."""
+    """Return the output of a layer with these maps, in float64: (queries, d_out)."""
     output = torch.zeros(1, 1, dtype=torch.float64)
-    for use, found in maps.items():
-        output = output + kind_of(layer).apply(use, found, queries)
+    for use, matrix in maps.items():
+        output = output + kind_of(layer).apply(use, matrix, queries)
     return output
 
 
 def named_parameters(layer: Layer, maps: Mapping[Use, Tensor]) -> dict[str, Tensor]:
-    """Maps as the parameters they belong to, by name."""
-    return {use.parameter.name: kind_of(layer).from_map(use, found) for use, found in maps.items()}
+    """Return maps as the parameters they belong to, by name."""
+    return {use.parameter.name: kind_of(layer).from_map(use, matrix) for use, matrix in maps.items()}

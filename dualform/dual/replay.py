@@ -1,9 +1,9 @@
-"""A layer's steps once more, latest first, for optimisers that divide elementwise.
+"""Replay a layer's steps, latest first, for optimisers that divide elementwise.
 
-    for move in replay.stream(replay.chapters(selection), selection):
-        adjoint[parameter].back(move.parameters[parameter].step())      # the coefficient R_t, shaped like the parameter
+    for replayed in replay.stream(replay.chapters(selection), selection):
+        adjoint[parameter].back(replayed.updates[parameter].step())     # the coefficient R_t, shaped like the parameter
 
-Their Steps need moments that nobody recorded, so these are made again from keys and values: a step's
+Their Steps need moments that were not recorded, so these are made again from keys and values: a step's
 gradient is the sum over its backward passes of f_p E_p^T X_p, with the same rows, in the same order and by
 the same product as in training, and the moments that each chapter begins with are in the snapshot before it.
 
@@ -11,7 +11,7 @@ Moments go forwards, the adjoint backwards. So a chapter is cut into segments an
 the moments at the start of each; then, from the last segment to the first, a second time, with all of the
 segment kept. That takes two products a step, and memory that grows with the root of a chapter's steps.
 
-Elementwise also means that the units of a layer do not know of each other: `units` replays only some.
+Elementwise also means that the output units of a layer do not depend on each other: `units` replays only some.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,11 +31,12 @@ from dualform.slots import Block, Selection, Slots
 from dualform.store import Layer, Parameter, Run, Shard, Use
 from dualform.store.schema import ledger_tensor
 
+_SHORT_SUM = 64  # matrices
 _KEPT_BYTES = 1 << 28  # of a chapter whose moments and gradients all fit into this, nothing is made twice
 
 
 @dataclass(frozen=True)
-class Moved:
+class Update:
     """What one step did to one parameter."""
 
     gradient: Tensor  # G, as the optimiser got it
@@ -52,13 +53,13 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Move:
-    """One step: the parameters that moved, and the slots that moved them, layer by layer a row range for each pass."""
+class ReplayedStep:
+    """One step: what it did to parameters, and the slots it did it with, by layer: a row range for each pass."""
 
     number: int
     before: Shard  # of its chapter
     shard: Shard
-    parameters: Mapping[Parameter, Moved]
+    updates: Mapping[Parameter, Update]
     passes: Mapping[str, Sequence[slice]]
 
 
@@ -88,25 +89,25 @@ class Replay:
         self._chapters = list(run.chapters)
 
     def chapters(self, selection: Selection, since: int = 0) -> list[int]:
-        """Those with steps [since, until), from the last to the first; `since` has to be the start of a chapter."""
+        """Return those with steps [since, until), from the last to the first; `since` has to start a chapter."""
         starts = [shard.info.first_step for _, shard in self._chapters]
         return [number for number in reversed(range(len(starts))) if since <= starts[number] < selection.until]
 
-    def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[Move]:
+    def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[ReplayedStep]:
         for number in chapters:
             before, shard = self._chapters[number]
             chapter = _Chapter(self, before, shard)
             yield from chapter.latest_first(min(selection.until, shard.info.last_step))
 
-    def blocks(self, move: Move, layer: Layer, selection: Selection | None = None) -> list[Block]:
-        """The slots of a layer that moved it, or the chosen ones among them, a block for each pass that has any."""
-        slots, passes = self.slots[layer.name], move.passes[layer.name]
+    def blocks(self, step: ReplayedStep, layer: Layer, selection: Selection | None = None) -> list[Block]:
+        """Return the slots of a layer in a step, or the chosen ones among them, a block for each pass that has any."""
+        slots, passes = self.slots[layer.name], step.passes[layer.name]
         if selection is None:
-            return [slots.block(move.shard, rows) for rows in passes]
-        return slots.chosen_blocks(move.shard, passes, selection)
+            return [slots.block(step.shard, rows) for rows in passes]
+        return slots.chosen_blocks(step.shard, passes, selection)
 
     def of_units(self, parameter: Tensor, use: Use) -> Tensor:
-        """What is replayed of a parameter, or of something of its shape: its chosen units."""
+        """Return what is replayed of a parameter, or of something of its shape: its chosen units."""
         if self.units is None:
             return parameter
         kind = kind_of(self.layers[0])
@@ -120,11 +121,14 @@ class _Chapter:
         self._replay, self._before, self._shard = replay, before, shard
         self._rule = replay.rule
         self._lines = {parameter: self._read(parameter) for parameter in replay.parameters}
-        self._coupled = {p: any(line and replay.rule.decay(line) for line in lines) for p, lines in self._lines.items()}
+        self._coupled = {
+            parameter: any(line and replay.rule.decay(line) for line in lines)
+            for parameter, lines in self._lines.items()
+        }
         self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
 
     def _read(self, parameter: Parameter) -> list[Line | None]:
-        """A parameter's ledger line of each step; None: torch did not step it."""
+        """Return a parameter's ledger line of each step; None: torch did not step it."""
         name, dtype = ledger_tensor(parameter.name), self._replay.dtype
         lines = self._shard[name]  # numpy's numbers, of which all powers and quotients exist
         if (np.isfinite(lines) & (np.abs(lines) > torch.finfo(dtype).max)).any():
@@ -133,10 +137,14 @@ class _Chapter:
             )
         return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
 
-    def latest_first(self, until: int) -> Iterator[Move]:
+    def latest_first(self, until: int) -> Iterator[ReplayedStep]:
         steps = range(self._shard.info.first_step, until)
         starts = [{use.parameter: self._first(use) for use in self._replay.layers[0].trained}]
-        size = self._segment(len(steps), starts[0])
+        numbers = sum(
+            state.weight.numel() * (1 + len(state.moments or self._rule.moments)) for state in starts[0].values()
+        )  # of a step
+        kept = _KEPT_BYTES // (numbers * self._replay.dtype.itemsize)
+        size = min(len(steps), max(ceil(sqrt(len(steps))), kept))
         segments = [steps[i : i + size] for i in range(0, len(steps), size)]
         for segment in segments[:-1]:
             state = starts[-1]
@@ -144,88 +152,75 @@ class _Chapter:
                 state, _ = self._take(state, number)
             starts.append(state)
         while segments:
-            state, moves = starts.pop(), []
+            state, replayed = starts.pop(), []
             for number in segments.pop():
-                state, move = self._take(state, number)
-                moves.append(move)
-            while moves:
-                yield moves.pop()
-
-    def _segment(self, steps: int, state: Mapping[Parameter, _State]) -> int:
-        """How many steps are kept at a time."""
-        numbers = sum(one.weight.numel() * (1 + len(one.moments or self._rule.moments)) for one in state.values())
-        return min(steps, max(ceil(sqrt(steps)), _KEPT_BYTES // (numbers * self._replay.dtype.itemsize)))
+                state, step = self._take(state, number)
+                replayed.append(step)
+            while replayed:
+                yield replayed.pop()
 
     def _first(self, use: Use) -> _State:
-        """A parameter as the snapshot before the chapter has it."""
+        """Return a parameter as the snapshot before the chapter has it."""
 
-        def mine(stored: Tensor) -> Tensor:
+        def chosen(stored: Tensor) -> Tensor:
             return self._replay.of_units(stored, use).to(self._replay.dtype)
 
         entries = {entry: optimizer_entry(self._before, use.parameter, entry) for entry in self._rule.moments}
         momentum = optimizer_entry(self._before, use.parameter, self._rule.momentum)
         return _State(
-            {entry: mine(stored) for entry, stored in entries.items() if stored is not None},
-            mine(stored_parameter(self._before, use.parameter)),
-            0.0 if momentum is None else mine(momentum),
+            {entry: chosen(stored) for entry, stored in entries.items() if stored is not None},
+            chosen(stored_parameter(self._before, use.parameter)),
+            0.0 if momentum is None else chosen(momentum),
         )
 
-    def _take(self, state: Mapping[Parameter, _State], number: int) -> tuple[dict[Parameter, _State], Move]:
-        """One step forwards. A parameter that torch did not step stays what it is."""
-        move = Move(number, self._before, self._shard, {}, {n: of.get(number, []) for n, of in self._passes.items()})
-        blocks = {layer.name: self._replay.blocks(move, layer) for layer in self._replay.layers}
-        lines = {one: of[number - self._shard.info.first_step] for one, of in self._lines.items()}
-        gradients = over_all_uses(
-            self._replay.layers, self._lines, lambda layer: self._gradients(layer, blocks[layer.name], lines)
-        )
-        after, moved = dict(state), {}
+    def _take(self, state: Mapping[Parameter, _State], number: int) -> tuple[dict[Parameter, _State], ReplayedStep]:
+        """Take one step forwards. A parameter that torch did not step stays what it is."""
+        passes = {layer: rows.get(number, []) for layer, rows in self._passes.items()}
+        step = ReplayedStep(number, self._before, self._shard, {}, passes)
+        blocks = {layer.name: self._replay.blocks(step, layer) for layer in self._replay.layers}
+        first = self._shard.info.first_step
+        lines = {parameter: lines[number - first] for parameter, lines in self._lines.items()}
+
+        def gradients_of(layer: Layer) -> dict[Use, Tensor]:
+            stepped = [use for use in layer.trained if lines.get(use.parameter) is not None]
+            return {use: self._gradient(use, blocks[layer.name]) for use in stepped if blocks[layer.name]}
+
+        gradients = over_all_uses(self._replay.layers, self._lines, gradients_of)
+        after, updates = dict(state), {}
         for parameter, line in lines.items():
             if line is not None:
                 gradient = gradients.get(parameter, torch.zeros_like(state[parameter].weight))
-                moved[parameter], after[parameter] = self._move(parameter, gradient, state[parameter], line)
-        return after, replace(move, parameters=moved)
+                updates[parameter], after[parameter] = self._update(parameter, gradient, state[parameter], line)
+        return after, replace(step, updates=updates)
 
-    def _move(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Moved, _State]:
+    def _update(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Update, _State]:
         decay = self._rule.decay(line)
         signed = gradient if self._rule.sign(line) > 0 else -gradient
         g = signed.add(before.weight, alpha=decay) if decay else signed
-        moved = Moved(gradient, line, self._advance(line, g, before.moments), self._rule)
-        if not self._coupled[parameter]:
-            return moved, _State(moved.moments, before.weight, before.momentum)
-        return moved, _State(moved.moments, *moved.step().forwards(before.weight, before.momentum, g))
-
-    def _advance(self, line: Line, g: Tensor, moments: Moments) -> Moments:
         try:
             with np.errstate(all="ignore"):
-                return self._rule.advance(line, g, moments)
+                moments = self._rule.advance(line, g, before.moments)
         except KeyError as entry:  # one that the optimiser has from the beginning
             raise RunError(f"{self._before.path} is a corrupt shard: the optimiser's {entry} is missing") from None
-
-    def _gradients(
-        self, layer: Layer, blocks: Sequence[Block], lines: Mapping[Parameter, Line | None]
-    ) -> dict[Use, Tensor]:
-        """What a layer's slots in one step are in the gradients of those parameters that were stepped."""
-        if not blocks:
-            return {}
-        stepped = (use for use in layer.trained if lines.get(use.parameter) is not None)
-        return {use: self._gradient(use, blocks) for use in stepped}
+        update = Update(gradient, line, moments, self._rule)
+        if not self._coupled[parameter]:
+            return update, _State(moments, before.weight, before.momentum)
+        return update, _State(moments, *update.step().forwards(before.weight, before.momentum, g))
 
     def _gradient(self, use: Use, blocks: Sequence[Block]) -> Tensor:
-        """Passes of one factor are summed before it is applied, as clipping does. (units, width)"""
+        """Return the gradient of one step (units, width); passes of one factor are summed first, as clipping does."""
         units = self._replay.units
         factors = [float(block.factors(use)[0]) for block in blocks]
         products = (block.product(use, block.values if units is None else block.values[:, units]) for block in blocks)
         if len(set(factors)) == 1:
             total = sum(products, start=next(products))
             return total if factors[0] == 1.0 else total * factors[0]
-        weighted = (f * product for f, product in zip(factors, products, strict=True))
+        weighted = (factor * product for factor, product in zip(factors, products, strict=True))
         return sum(weighted, start=next(weighted))
 
 
 class LongSum:
-    """A sum of many matrices, in float64 from one stretch of them to the next: to widen each takes long."""
-
-    _STRETCH = 64
+    """A sum of many matrices, of which only every 64 go on in float64: to convert each takes long."""
 
     def __init__(self) -> None:
         self._long: Tensor | float = 0.0
@@ -236,7 +231,7 @@ class LongSum:
         """Take a matrix, which is from now on the sum's own."""
         self._short = matrix if self._short is None else self._short.add_(matrix)
         self._count += 1
-        if self._count == self._STRETCH:
+        if self._count == _SHORT_SUM:
             self._long, self._short, self._count = self.total, None, 0
 
     @property

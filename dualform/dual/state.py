@@ -1,4 +1,4 @@
-"""Snapshots as tensors: parameters, and what optimisers keep of them."""
+"""Read snapshots as tensors: parameters, and what optimisers keep of them."""
 
 import numpy as np
 import torch
@@ -10,38 +10,38 @@ from dualform.store.schema import optimizer_tensor, state_tensor
 
 
 def stored_tensor(shard: Shard, name: str) -> Tensor:
-    """A tensor of a shard's state, in the precision it had."""
+    """Return a tensor of a shard's state, in the precision it had."""
     bits = np.array(shard[name])
     tensor = torch.from_numpy(bits)
     return tensor.view(torch.bfloat16) if bits.dtype == np.uint16 else tensor  # numpy does not know bfloat16
 
 
 def stored_parameter(shard: Shard, parameter: Parameter) -> Tensor:
-    """A parameter as it was at the end of a shard."""
+    """Return a parameter as it was at the end of a shard."""
     return stored_tensor(shard, state_tensor(parameter.name))
 
 
 def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None) -> Tensor | None:
-    """An entry of the optimiser's state for a parameter, such as its momentum; None: there is none, or not yet."""
+    """Return an entry of the optimiser's state for a parameter, such as its momentum; None: it has none, or not yet."""
     name = optimizer_tensor(parameter.optimizer, parameter.name, entry)
     if name not in shard:
         return None
-    found = stored_tensor(shard, name)
-    if tuple(found.shape) != parameter.shape or not found.is_floating_point():
+    stored = stored_tensor(shard, name)
+    if tuple(stored.shape) != parameter.shape or not stored.is_floating_point():
         raise RunError(
-            f"{shard.path} is a corrupt shard: {name} is {shard.dtype(name)} of shape {tuple(found.shape)}, "
+            f"{shard.path} is a corrupt shard: {name} is {shard.dtype(name)} of shape {tuple(stored.shape)}, "
             f"not floats of shape {parameter.shape}"
         )
-    return found
+    return stored
 
 
 def initial_part(
     shard: Shard, parameter: Parameter, entry: str | None, weight: Tensor | float, momentum: Tensor | float
 ) -> Tensor:
-    """These shares of a parameter and of its momentum, which is an `entry`, at a snapshot; in float64."""
+    """Return `weight` times a parameter plus `momentum` times its `entry`, both of a snapshot; in float64."""
     result = weight * stored_parameter(shard, parameter).double()
-    moving = optimizer_entry(shard, parameter, entry)
-    return result if moving is None else result + momentum * moving.double()
+    stored_momentum = optimizer_entry(shard, parameter, entry)
+    return result if stored_momentum is None else result + momentum * stored_momentum.double()
 
 
 def difference(run: Run, model: nn.Module) -> str | None:

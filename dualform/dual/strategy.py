@@ -1,4 +1,4 @@
-"""A layer in its dual form: what can be made of its slots once it is known what the optimiser made of them.
+"""Choose the dual form of a layer: what can be made of its slots, given what the optimiser made of them.
 
     dual = Duals(view, ledger)("layers.2")          # linear or elementwise: chosen here, once, and nowhere else
     dual.rebuild(snapshot)                          # parameters as sums over slots
@@ -29,28 +29,28 @@ class Dual(Protocol):
     """What rebuilding, contributions, muting and certificates need of an optimiser's algebra."""
 
     def rebuild(self, since: Shard) -> dict[Use, Rebuilt]:
-        """Each use's map, from a snapshot and the view's slots after it. What was not trained stays itself."""
+        """Rebuild each use's map, from a snapshot and the view's slots after it. What was not trained stays itself."""
 
     def initial(self) -> dict[Use, Tensor] | None:
-        """The part of each map that is due to no slot; None: it is known once the maps are rebuilt."""
+        """Return the part of each map that is due to no slot; None: it is known once the maps are rebuilt."""
 
     def output_fold(self, queries: Tensor) -> Fold | None:
-        """A fold for the layer's output as attention over its slots; None: it takes the rebuilt maps."""
+        """Return a fold for the layer's output as attention over its slots; None: it takes the rebuilt maps."""
 
     def scores(self, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
-        """What each slot adds to directions of the output: (slots, queries). Without values, effective weights."""
+        """Return what each slot adds to directions of the output: (slots, queries); without values, its weight."""
 
     def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
-        """What the view's slots of each group have added to each trained parameter."""
+        """Return what the view's slots of each group have added to each trained parameter."""
 
     def certify(self) -> LayerCertificate:
-        """How far the dual form of the run is from its snapshots, whatever the view."""
+        """Measure how far the dual form of the run is from its snapshots, whatever the view."""
 
     def coefficient(self, block: Block) -> Array | None:
-        """The coefficient of each slot in the layer's weight, if it is a number."""
+        """Return the coefficient of each slot in the layer's weight; None: it is not a number."""
 
     def strengths(self) -> Strengths:
-        """What each slot's attention weight can be multiplied by; raises where a slot has no single coefficient."""
+        """Return what each slot's attention weight can be multiplied by; raise if slots have no single coefficient."""
 
 
 class Duals:
@@ -59,7 +59,7 @@ class Duals:
     def __init__(self, view: View, ledger: Ledger) -> None:
         self.view, self.ledger = view, ledger
         self.of = lru_cache(maxsize=None)(self._make)
-        self.rebuilt = lru_cache(maxsize=8)(self._rebuilt)
+        self.rebuilt = lru_cache(maxsize=8)(lambda layer: self.of(layer).rebuild(view.run.shards[0]))
 
     def _make(self, layer: str) -> Dual:
         run = self.view.run
@@ -68,11 +68,9 @@ class Duals:
             return ElementwiseDual(self.view, run.layers[layer], rule)
         return LinearDual(self.view, run.layers[layer], rule, self.ledger)
 
-    def _rebuilt(self, layer: str) -> dict[Use, Rebuilt]:
-        """A layer's maps from the beginning of the run."""
-        return self.of(layer).rebuild(self.view.run.shards[0])
-
     def initial(self, layer: str) -> dict[Use, Tensor]:
-        """The part of each map of a layer that is due to no slot."""
-        found = self.of(layer).initial()
-        return {use: one.initial for use, one in self.rebuilt(layer).items()} if found is None else found
+        """Return the part of each map of a layer that is due to no slot."""
+        initial = self.of(layer).initial()
+        if initial is None:
+            return {use: rebuilt.initial for use, rebuilt in self.rebuilt(layer).items()}
+        return initial

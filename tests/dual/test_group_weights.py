@@ -315,7 +315,7 @@ def test_names_that_are_not_known(tmp_path: Path) -> None:
         lambda: memory.group_weights(by="lable"),
         lambda: memory.added("1"),
     ):
-        with pytest.raises(UnknownName, match=r"no (layer|group|tag) .*; there is"):
+        with pytest.raises(UnknownName, match=r"no (layer|group|tag) .*; choose from"):
             unknown()
     with pytest.raises(QueryError, match="at least one tag"):
         memory.group_weights(by=())
