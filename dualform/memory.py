@@ -186,15 +186,16 @@ class Memory:
         Returns:
             A spotlight for each recorded layer, by its name.
         """
-        note, aim = None, None
+        note, find_directions = None, None
         if isinstance(model, nn.Module):
             queries = queries_of(model, self._run.layers, inputs, rows)
             note = difference(self._run, model)
-            aim = partial(directions, model, self._run.layers, inputs, rows)
+            find_directions = partial(directions, model, self._run.layers, inputs, rows)
         else:
             queries = dict(model)
         queries = as_queries(self._sources.view, queries)
-        return Spotlight({name: LayerSpotlight(self._sources, name, q, aim) for name, q in queries.items()}, note)
+        layers = {name: LayerSpotlight(self._sources, name, q, find_directions) for name, q in queries.items()}
+        return Spotlight(layers, note)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
         """Return a layer's parameters, summed up from the initial part and the slots of this view."""

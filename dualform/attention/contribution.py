@@ -1,4 +1,4 @@
-"""What slots add to an output. Attention says how near a slot is; its contribution says what came of it.
+"""Compute what slots add to an output. Attention says how near a slot is; its contribution says what it added.
 
     contribution = spotlight["layers.2"].contribution(target=3)
     contribution.top(10, per="id")         # the training examples that speak loudest for class 3
@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from dualform.attention.folds import GivenScores
+from dualform.attention.folds import ComputedScores
 from dualform.attention.plan import QueryBatch, Question, Sources
 from dualform.attention.questions import Answers, Output
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError
 
-_SCORES = 1 << 26  # slots times queries, kept in memory: a quarter of a gigabyte
+_MAX_SCORES = 1 << 26  # slots times queries, kept in memory: a quarter of a gigabyte
 
 
 class _Scored(Answers):
@@ -35,21 +35,21 @@ class _Scored(Answers):
         self._kept: Tensor | None = None  # (slots, queries)
 
     def _portion(self, questions: Sequence[Question]) -> int:
-        return min(super()._portion(questions), self._at_most)
+        return min(super()._portion(questions), self._max_queries)
 
     @property
-    def _at_most(self) -> int:
+    def _max_queries(self) -> int:
         """How many queries' scores fit into memory."""
-        return max(1, _SCORES // max(1, len(self._sources.view.slots(self.name))))
+        return max(1, _MAX_SCORES // max(1, len(self._sources.view.slots(self.name))))
 
     def _batches(self, portion: int) -> Iterator[QueryBatch]:
-        if self._kept is None and len(self.queries) <= self._at_most:
+        if self._kept is None and len(self.queries) <= self._max_queries:
             self._kept = self._scores(slice(None))
         for start in range(0, len(self.queries), portion):
             some = slice(start, start + portion)
             scores = self._scores(some) if self._kept is None else self._kept[:, some]
             slots = self._sources.view.slots(self.name)
-            yield QueryBatch(self._sources, slots, self.queries[some], GivenScores(scores))
+            yield QueryBatch(self._sources, slots, self.queries[some], ComputedScores(scores))
 
     def _scores(self, some: slice) -> Tensor:
         return self._sources.duals.of(self.name).scores(self.queries[some], self.directions[some], self._valued)
@@ -74,12 +74,12 @@ class LayerContribution(_Scored):
         return self.classes is not None and not bool(((ones == 1) & (others == 1)).all())
 
     def initial(self) -> Tensor:
-        """(queries,): the part that is due to no slot."""
+        """Return the part that is due to no slot: (queries,)."""
         layer = self._sources.view.run.layers[self.name]
         return self._along(output_of(layer, self._sources.duals.initial(self.name), self.queries))
 
     def output(self) -> Tensor:
-        """(queries,): the layer's output along the direction, the sum of the initial part and all contributions."""
+        """Return the layer's output along the direction: the initial part and all contributions. (queries,)"""
         return self._along(Answers(self._sources, self.name, self.queries).collect(Output())[0])
 
     def _along(self, output: Tensor) -> Tensor:

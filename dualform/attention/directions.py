@@ -1,4 +1,4 @@
-"""Directions of a layer's output: given, or found as the gradient of one of the model's outputs.
+"""Find directions of a layer's output: the gradient of one of the model's outputs.
 
 At the layer that computes the model's output the gradient of output 3 is 1 at unit 3 and 0 elsewhere. Further
 inside it says how much output 3 grows with each unit, to first order.
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.attention.queries import call, chosen_rows, watching
+from dualform.attention.queries import call, chosen_rows, hooked
 from dualform.errors import QueryError
 from dualform.kinds import OnErrors, kind_of
 from dualform.store import Layer
@@ -25,21 +25,21 @@ Target: TypeAlias = "int | Sequence[int] | Sequence[float] | Array | Tensor | No
 
 
 def as_direction(target: Target, queries: int, layer: Layer) -> Tensor | None:
-    """A target that is a direction already, for each query; None: it is a class."""
-    given = None if target is None else torch.as_tensor(target)
-    if given is None or not given.is_floating_point():
+    """Return a target that is a direction already, for each query; None: it is a class."""
+    direction = None if target is None else torch.as_tensor(target)
+    if direction is None or not direction.is_floating_point():
         return None
-    if tuple(given.shape) not in ((layer.d_out,), (queries, layer.d_out)):
+    if tuple(direction.shape) not in ((layer.d_out,), (queries, layer.d_out)):
         raise QueryError(
             f"a direction of the output of {layer.name!r} has shape ({layer.d_out},), or ({queries}, {layer.d_out}) "
-            f"for all queries; this one has {tuple(given.shape)}"
+            f"for all queries; this one has {tuple(direction.shape)}"
         )
-    return given.detach().cpu().expand(queries, -1)
+    return direction.detach().cpu().expand(queries, -1)
 
 
 @dataclass(frozen=True)
 class Directions:
-    """Towards the targets: the class that is meant for each input, and by layer a direction for each query."""
+    """The class that is the target of each input, and by layer a direction for each query."""
 
     classes: Tensor  # (inputs,)
     layers: dict[str, Tensor]  # (queries, d_out) each
@@ -48,12 +48,12 @@ class Directions:
 def directions(
     model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None, target: Target
 ) -> Directions:
-    """The gradient of the target at each query of every layer."""
+    """Return the gradient of the target at each query of every layer."""
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
 
-    def on_keys(layer: Layer, given: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
-        """Errors come last call first, and put themselves in the order of the calls; where none come they are 0."""
-        leading, calls = kind_of(layer).leading(given), caught[layer.name]
+    def on_keys(layer: Layer, layer_inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
+        """Keep errors in the order of the calls, though the last call's come first; where none come they are 0."""
+        leading, calls = kind_of(layer).leading(layer_inputs), caught[layer.name]
         order = len(calls)
         calls[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
 
@@ -62,20 +62,20 @@ def directions(
 
         return on_errors
 
-    with watching(model, layers, on_keys) as modules:
+    with hooked(model, layers, on_keys) as modules:
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), _requiring_gradients(weights):
             output = _outputs(call(model, inputs), rows)
             classes = _classes(target, output)
             wanted = output.gather(1, classes[:, None]).sum()
             torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
-    found = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
-    return Directions(classes.cpu(), found)
+    by_layer = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
+    return Directions(classes.cpu(), by_layer)
 
 
 @contextmanager
 def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """A frozen layer has no errors at its output, so nothing is frozen for a while."""
+    """Unfreeze weights for a while, since a frozen layer has no errors at its output."""
     frozen = [weight for weight in weights if not weight.requires_grad]
     try:
         for weight in frozen:
@@ -87,29 +87,30 @@ def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
 
 
 def _outputs(returned: Any, rows: int | slice | None) -> Tensor:
-    """(inputs, classes), of whatever a model returns."""
-    found = getattr(returned, "logits", returned)
-    if isinstance(found, Mapping):
-        found = found.get("logits", found)
-    if isinstance(found, Sequence) and found:
-        found = found[0]
-    if not isinstance(found, Tensor):
-        raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(found).__name__}")
-    if found.dim() > 2 and not isinstance(rows, int):
+    """Return the outputs (inputs, classes), out of whatever a model returns."""
+    outputs = getattr(returned, "logits", returned)
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits", outputs)
+    if isinstance(outputs, Sequence) and outputs:
+        outputs = outputs[0]
+    if not isinstance(outputs, Tensor):
+        raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(outputs).__name__}")
+    if outputs.dim() > 2 and not isinstance(rows, int):
         raise QueryError(
-            f"the model has outputs of shape {tuple(found.shape)}: say whose target it is, such as rows=-1 for the last"
+            f"the model has outputs of shape {tuple(outputs.shape)}: say whose target it is, such as rows=-1 for the "
+            "last"
         )
-    if found.dim() < 2:
-        raise QueryError(f"a target needs outputs of shape (inputs, classes), not {tuple(found.shape)}")
-    return found[:, rows] if found.dim() > 2 else found
+    if outputs.dim() < 2:
+        raise QueryError(f"a target needs outputs of shape (inputs, classes), not {tuple(outputs.shape)}")
+    return outputs[:, rows] if outputs.dim() > 2 else outputs
 
 
 def _classes(target: Target, output: Tensor) -> Tensor:
-    """(inputs,)"""
+    """Return the class that is the target of each input: (inputs,)."""
     inputs, classes = output.shape
-    found = output.argmax(dim=1) if target is None else torch.as_tensor(target, device=output.device).long()
-    if found.dim() > 1 or (found.dim() == 1 and len(found) != inputs):
-        raise QueryError(f"a target is one class or one for each of {inputs} inputs, not {tuple(found.shape)}")
-    if bool(((found < 0) | (found >= classes)).any()):
+    chosen = output.argmax(dim=1) if target is None else torch.as_tensor(target, device=output.device).long()
+    if chosen.dim() > 1 or (chosen.dim() == 1 and len(chosen) != inputs):
+        raise QueryError(f"a target is one class or one for each of {inputs} inputs, not {tuple(chosen.shape)}")
+    if bool(((chosen < 0) | (chosen >= classes)).any()):
         raise QueryError(f"the model has classes 0 to {classes - 1}; the target is {target}")
-    return found.expand(inputs)
+    return chosen.expand(inputs)

@@ -1,4 +1,4 @@
-"""Training examples in place of slots: the keys of all slots that share a tag, summed up.
+"""Sum up the keys of all slots that share a tag: training examples in place of slots.
 
 The scores of an example's slots add up to one product with the sum of their keys. The sums are kept, so that all
 further queries are to as many keys as there are examples, and not to every visit.
@@ -44,10 +44,10 @@ class ExamplesFold:
         return self
 
     def examples(self, by: Sequence[str], sketch: Sketch) -> Examples:
-        """Those with any slots, within the groups of the tags `by`; each is named by its first slot."""
-        there = np.flatnonzero(self.visits.count)
-        group = groups_of_examples(self._grouping, by, there)
+        """Return the examples with any slots, within the groups of the tags `by`; each by its first slot."""
+        visited = np.flatnonzero(self.visits.count)
+        group = groups_of_examples(self._grouping, by, visited)
         order = np.argsort(group, kind="stable")
         starts = np.searchsorted(group[order], np.arange(group.max(initial=0) + 2))
-        members = Members(self.visits.first_slot[there[order]], torch.from_numpy(there[order]), starts)
+        members = Members(self.visits.first_slot[visited[order]], torch.from_numpy(visited[order]), starts)
         return Examples(Search(self.keys, sketch, members), self.visits)

@@ -1,4 +1,4 @@
-"""Folds over a layer's blocks: the best slots, sums over groups, when slots were seen.
+"""Fold a layer's blocks into the best slots, sums over groups, and counts of visits.
 
 Scores are (slots, queries), in float32 at least: attention weights x_t . q or whatever else slots are compared by;
 absolute values if asked for. All folds of a plan share them, and they are computed when the first one asks.
@@ -19,14 +19,14 @@ from dualform.slots import Block, Grouping
 Array = NDArray[Any]
 Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
 
-_WAITING = 1 << 14  # candidates at least, before they are sorted in
+_MIN_WAITING = 1 << 14  # candidates, before they are sorted in
 
 
 class Scores(Protocol):
     """What the slots of a block score for each query."""
 
     def of(self, block: Block, absolute: bool) -> Tensor:
-        """(slots, queries)"""
+        """Return them: (slots, queries)."""
 
 
 @dataclass(eq=False)
@@ -37,7 +37,7 @@ class AttentionScores:
     _last: tuple[Block, Tensor] | None = None  # the block that was asked about last, and its weights
 
     def __getstate__(self) -> dict[str, Any]:
-        """Travel without them."""
+        """Pickle the queries only."""
         return {"_queries": self._queries, "_last": None}
 
     def of(self, block: Block, absolute: bool) -> Tensor:
@@ -47,8 +47,8 @@ class AttentionScores:
 
 
 @dataclass(frozen=True, eq=False)
-class GivenScores:
-    """Scores of all slots of a layer, computed before; in float64, for large ones may cancel in their sum."""
+class ComputedScores:
+    """Scores of all slots of a layer, computed before; in float64, since large ones may cancel in their sum."""
 
     _scores: Tensor  # (slots, queries)
 
@@ -58,7 +58,7 @@ class GivenScores:
 
 
 @dataclass(frozen=True)
-class Best:
+class BestSlots:
     """The best of each cell, best first: which query, which group, which slot, what score."""
 
     query: Array
@@ -68,7 +68,7 @@ class Best:
 
 
 def best_of_cells(cell: Array, slot: Array, score: Array, k: int) -> Array:
-    """Positions of the k best of each cell, ordered by cell, then score downwards, then slot."""
+    """Return the positions of the k best of each cell, ordered by cell, then score downwards, then slot."""
     order = np.lexsort((slot, -score, cell))
     cell = cell[order]
     starts = np.flatnonzero(np.append(True, cell[1:] != cell[:-1]))
@@ -77,7 +77,7 @@ def best_of_cells(cell: Array, slot: Array, score: Array, k: int) -> Array:
 
 
 class TopFold:
-    """The k highest scores of each query in each group; of equal ones, the earlier slots."""
+    """Keeps the k highest scores of each query in each group; of equal ones, the earlier slots."""
 
     def __init__(self, scores: Scores, k: int, grouping: Grouping, queries: int, absolute: bool) -> None:
         self._scores, self._k, self._grouping, self._absolute = scores, k, grouping, absolute
@@ -87,7 +87,7 @@ class TopFold:
         self._score = np.empty(0, dtype=np.float32)
         # A later slot enters only by beating the k-th score so far, so ties go to the earlier slot.
         self._bar = torch.full((queries, self._groups), -torch.inf, dtype=torch.float64)
-        self._waiting: list[tuple[Array, Array, Array]] = []  # found since the bars were raised last
+        self._waiting: list[tuple[Array, Array, Array]] = []  # since the bars were raised last
 
     def add(self, block: Block) -> None:
         codes = self._grouping.codes(block)
@@ -95,12 +95,12 @@ class TopFold:
         bars = self._bar.to(weights.dtype).mT[torch.from_numpy(codes)]  # (slots, queries)
         row, query = (index.numpy() for index in torch.nonzero(weights > bars, as_tuple=True))
         self._waiting.append((query * self._groups + codes[row], block.slots[row], weights[row, query].numpy()))
-        if sum(len(cell) for cell, _, _ in self._waiting) > max(len(self._cell), _WAITING):
+        if sum(len(cell) for cell, _, _ in self._waiting) > max(len(self._cell), _MIN_WAITING):
             self._sort_in()
 
     def _sort_in(self) -> None:
-        found = [(self._cell, self._slot, self._score), *self._waiting]
-        cell, slot, score = (np.concatenate(column) for column in zip(*found, strict=True))
+        candidates = [(self._cell, self._slot, self._score), *self._waiting]
+        cell, slot, score = (np.concatenate(column) for column in zip(*candidates, strict=True))
         self._waiting = []
         kept = best_of_cells(cell, slot, score, self._k)
         self._cell, self._slot, self._score = cell[kept], slot[kept], score[kept]
@@ -113,9 +113,9 @@ class TopFold:
         self._waiting += [(other._cell, other._slot, other._score), *other._waiting]
         self._sort_in()
 
-    def finish(self) -> Best:
+    def finish(self) -> BestSlots:
         self._sort_in()
-        return Best(self._cell // self._groups, self._cell % self._groups, self._slot, self._score)
+        return BestSlots(self._cell // self._groups, self._cell % self._groups, self._slot, self._score)
 
 
 class Visits:
@@ -134,13 +134,13 @@ class Visits:
         np.minimum(self.first_slot, other.first_slot, out=self.first_slot)
 
     def of(self, first_slots: Array) -> Array:
-        """The counts of the groups whose first slots these are."""
+        """Return the counts of the groups whose first slots these are."""
         order = np.argsort(self.first_slot)
         return self.count[order[np.searchsorted(self.first_slot, first_slots, sorter=order)]]
 
 
 class TotalFold:
-    """The sum of scores of each query in each group, slot by slot."""
+    """Sums up the scores of each query in each group, slot by slot."""
 
     def __init__(
         self, scores: Scores, grouping: Grouping, queries: int, absolute: bool, factors: Factors | None = None
@@ -164,8 +164,8 @@ class TotalFold:
     def finish(self) -> "TotalFold":
         return self
 
-    def best(self, by: Sequence[str], k: int) -> Best:
-        """The k groups with the highest totals, within the groups of the tags `by`; each is named by its first slot."""
+    def best(self, by: Sequence[str], k: int) -> BestSlots:
+        """Return the k groups with the highest totals, within those of the tags `by`; each by its first slot."""
         examples = np.flatnonzero(self.visits.count)
         group: Array = (
             groups_of_examples(self._grouping, by, examples) if by else np.zeros(len(examples), dtype=np.int64)
@@ -173,13 +173,13 @@ class TotalFold:
         first_slot = self.visits.first_slot[examples]
         score = self.totals[examples]  # (examples, queries)
         example, query = _contenders(score, group, k)
-        found = score[torch.from_numpy(example), torch.from_numpy(query)].numpy()
-        kept = best_of_cells(query * (group.max(initial=0) + 1) + group[example], first_slot[example], found, k)
-        return Best(query[kept], group[example[kept]], first_slot[example[kept]], found[kept])
+        total = score[torch.from_numpy(example), torch.from_numpy(query)].numpy()
+        kept = best_of_cells(query * (group.max(initial=0) + 1) + group[example], first_slot[example], total, k)
+        return BestSlots(query[kept], group[example[kept]], first_slot[example[kept]], total[kept])
 
 
 def groups_of_examples(grouping: Grouping, by: Sequence[str], examples: Array) -> NDArray[np.int64]:
-    """The group of each example, by those of its tags."""
+    """Return the group of each example, by those of its tags."""
     group, columns = np.zeros(len(examples), dtype=np.int64), grouping.columns
     for name in by:
         known, code = np.unique(columns[name][examples], return_inverse=True)
@@ -188,20 +188,20 @@ def groups_of_examples(grouping: Grouping, by: Sequence[str], examples: Array) -
 
 
 def _contenders(score: Tensor, group: Array, k: int) -> tuple[Array, Array]:
-    """The examples that may be among the k best of their group, and for which query: few, where examples are many."""
-    found = []
+    """Return the few examples that may be among the k best of their group, and for which query."""
+    pairs = []
     for number in np.unique(group):
         members = torch.from_numpy(np.flatnonzero(group == number))
         of_group = score[members]  # (members, queries)
         bar = of_group.topk(min(k, len(members)), dim=0).values[-1]  # ties with the last are sorted out later
         member, query = torch.nonzero(of_group >= bar, as_tuple=True)
-        found.append(torch.stack([members[member], query]))
-    both: Array = torch.cat(found, dim=1).numpy() if found else np.empty((2, 0), dtype=np.int64)
+        pairs.append(torch.stack([members[member], query]))
+    both: Array = torch.cat(pairs, dim=1).numpy() if pairs else np.empty((2, 0), dtype=np.int64)
     return both[0], both[1]
 
 
 class VisitsFold:
-    """Of each group how many slots there are, and from which step to which. Reads tags, no keys."""
+    """Counts the slots of each group, and finds their first and last step. Reads tags, no keys."""
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping, groups = grouping, grouping.size
@@ -221,19 +221,19 @@ class VisitsFold:
         np.maximum(self._last, other._last, out=self._last)
 
     def finish(self) -> dict[str, Array]:
-        """The groups that have slots, as columns."""
-        there = np.flatnonzero(self._count)
-        columns = {name: values[there] for name, values in self._grouping.columns.items()}
+        """Return the groups that have slots, as columns."""
+        visited = np.flatnonzero(self._count)
+        columns = {name: values[visited] for name, values in self._grouping.columns.items()}
         return {
             **columns,
-            "visits": self._count[there],
-            "first_step": self._first[there],
-            "last_step": self._last[there],
+            "visits": self._count[visited],
+            "first_step": self._first[visited],
+            "last_step": self._last[visited],
         }
 
 
 class CountFold:
-    """How many slots there are."""
+    """Counts slots."""
 
     def __init__(self) -> None:
         self._count = 0

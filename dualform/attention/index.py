@@ -1,4 +1,4 @@
-"""What is kept of a run so that further queries read little: sketches of keys, members of groups, summed examples.
+"""Keep sketches of keys, members of groups and summed examples, so that further queries read little.
 
 It takes as long as several readings to make, so it is made when a layer has been asked a few queries.
 """
@@ -20,35 +20,36 @@ _KEPT_BYTES = 900 << 20  # of all that is kept of a run and its views
 
 
 class Budget:
-    """Bytes that what is kept for later queries may take, together; given back when it is gone."""
+    """The bytes that everything kept for later queries may take; freed with what took them."""
 
     def __init__(self, nbytes: int) -> None:
         self.left = nbytes
 
-    def take(self, nbytes: int, for_whom: object) -> None:
+    def take(self, nbytes: int, owner: object) -> None:
+        """Take bytes until the owner is garbage."""
         self.left -= nbytes
-        finalize(for_whom, self._give_back, nbytes)
+        finalize(owner, self.give_back, nbytes)
 
-    def _give_back(self, nbytes: int) -> None:
+    def give_back(self, nbytes: int) -> None:
         self.left += nbytes
 
 
 class Sketches:
-    """Of the layers of a run, for all its views; `asked` counts the queries to each layer."""
+    """The sketches of a run's layers, for all its views; `asked` counts the queries to each layer."""
 
     def __init__(self, run: Run) -> None:
         self._run, self.budget = run, Budget(_KEPT_BYTES)
         self.asked: Counter[str] = Counter()
-        self.of = lru_cache(maxsize=None)(self._make)
+        self.of = lru_cache(maxsize=None)(self._sketch_layer)
 
-    def _make(self, layer: str) -> Sketch | None:
+    def _sketch_layer(self, layer: str) -> Sketch | None:
         described = self._run.layers[layer]
         if not kind_of(described).vectors:
             return None
         return self.sketch(Slots(self._run, described).keys, described.d_in)
 
     def sketch(self, keys: KeyRows, width: int) -> Sketch | None:
-        """Make one within the budget; None if there is no room, or no bounds for such keys."""
+        """Make a sketch within the budget; None if there is no room, or no bounds for such keys."""
         sketch = Sketch.of(keys, width, self.budget.left)
         if sketch is not None:
             self.budget.take(sketch.nbytes, sketch)
@@ -56,7 +57,7 @@ class Sketches:
 
 
 class Index:
-    """Of one view: ways to the best slots, or the best training examples, that read few keys."""
+    """Finds the best slots, or training examples, of one view while reading few keys."""
 
     def __init__(self, view: View, sketches: Sketches) -> None:
         self._view, self.sketches = view, sketches
@@ -66,7 +67,7 @@ class Index:
         self.sums: dict[Any, Any] = {}  # folds whose sums are good for all queries to come
 
     def _search(self, layer: str, by: By | None) -> Search | None:
-        """A search for single slots, by groups; None if there is no sketch."""
+        """Return a search for single slots, by groups; None if there is no sketch."""
         sketch = self.sketches.of(layer)
         return None if sketch is None else Search(self._view.slots(layer).keys, sketch, self.members(layer, by))
 
@@ -76,7 +77,7 @@ class Index:
         return members
 
     def _examples(self, layer: str, by: tuple[str, ...]) -> Examples | None:
-        """What shares the first of these tags summed up, by groups of the others; None if there is no room for it."""
+        """Sum up the slots that share the first of these tags, by groups of the others; None if there is no room."""
         slots, grouping, budget = self._view.slots(layer), self._view.grouping(layer, by), self.sketches.budget
         nbytes = grouping.size * slots.layer.d_in * slots.dtype.itemsize
         if not kind_of(slots.layer).vectors or nbytes > budget.left:

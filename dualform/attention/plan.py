@@ -1,10 +1,10 @@
-"""What is asked about: some queries to a layer, and the way a question takes to its answer.
+"""Plan how questions about some queries to a layer are answered.
 
     plan = AttentionPlan(batch, [Top(10, per="id"), Total(by="label")])
     plan.explain()                  # whether a scan, an index or summed keys will answer each
     plan.answers()                  # one reading of the slots for all that need one
 
-A route is decided when a plan is made, and nobody derives it again; should an index pay, it is made then.
+A route is decided once, when a plan is made; if an index pays, it is made then.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ class QueryBatch:
 
 @dataclass(frozen=True)
 class Route:
-    """The way to an answer: what to feed, if anything, and what to make of it; or what to do then instead."""
+    """How an answer is found: what to feed, if anything, and what to make of it, which may be another route."""
 
     how: str
     answer: "Callable[[Any], Any | Route]"
@@ -72,11 +72,12 @@ class AttentionPlan:
         self._routes = [question.route(batch) for question in questions]
 
     def explain(self) -> str:
-        """A line for each question."""
+        """Return a line for each question: a scan, an index, or sums that were kept."""
         pairs = zip(self._questions, self._routes, strict=True)
         return "\n".join(f"{question}: {route.how}" for question, route in pairs)
 
     def answers(self) -> list[Any]:
+        """Read the slots once for all questions that need it, and return the answers."""
         routes: list[Any] = list(self._routes)
         while any(isinstance(route, Route) for route in routes):
             folds = [route.fold for route in routes if isinstance(route, Route) and route.fold is not None]

@@ -1,4 +1,4 @@
-"""Queries: a test input's way through the model, caught at the recorded layers."""
+"""Run a test input through the model, and catch the queries at the recorded layers."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,10 +25,10 @@ def queries_of(
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
 
-    def on_keys(layer: Layer, given: Tensor, precision: torch.dtype, followed: bool) -> None:
-        caught[layer.name].append(chosen_rows(kind_of(layer).queries(layer, given), rows))
+    def on_keys(layer: Layer, layer_inputs: Tensor, precision: torch.dtype, followed: bool) -> None:
+        caught[layer.name].append(chosen_rows(kind_of(layer).queries(layer, layer_inputs), rows))
 
-    with watching(model, layers, on_keys), torch.no_grad():
+    with hooked(model, layers, on_keys), torch.no_grad():
         call(model, inputs)
     return {name: torch.cat(queries) for name, queries in caught.items()}
 
@@ -38,12 +38,15 @@ _one_at_a_time = RLock()
 
 
 @contextmanager
-def watching(
+def hooked(
     model: nn.Module, layers: Mapping[str, Layer], on_keys: Callable[..., OnErrors | None]
 ) -> Iterator[dict[str, nn.Module]]:
-    """The modules of the recorded layers, watched, in eval mode; afterwards everything is as it was.
+    """Hook the modules of the recorded layers, in eval mode; afterwards everything is as it was.
 
-    `on_keys` is told the layer, and then what a kind tells of a call.
+    Args:
+        model: The model.
+        layers: The recorded layers.
+        on_keys: Called with the layer, and then with what `Kind.add_hooks` calls it with.
     """
     modules = match_modules(model, layers)
     with _one_at_a_time:
@@ -62,10 +65,10 @@ def watching(
                 module.training = mode
 
 
-def as_queries(view: View, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Queries (..., d_in) by layer, as they are multiplied: (queries, d_in), in the precision of the run's keys."""
+def as_queries(view: View, by_layer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return queries (..., d_in) as they are multiplied: (queries, d_in), in the precision of the run's keys."""
     prepared, layers = {}, view.run.layers
-    for name, queries in given.items():
+    for name, queries in by_layer.items():
         if name not in layers:
             raise UnknownName("layer", name, layers)
         width = layers[name].d_in
@@ -82,7 +85,7 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:
-    """(rows, width), of all rows or of those at an index of the second dimension."""
+    """Return all rows, or those at an index of the second dimension: (rows, width)."""
     if rows is not None and queries.dim() > 2:
         queries = queries[:, rows]
     return queries.detach().reshape(-1, queries.shape[-1])

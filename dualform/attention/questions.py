@@ -1,4 +1,4 @@
-"""Questions to a layer's slots, and the tables that answer them.
+"""Ask questions of a layer's slots, answered by tables.
 
     layer.collect(Top(500, by="label"), Total(by="label"), Timeline(60))    # several in one reading
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.attention import index
-from dualform.attention.folds import AttentionScores, Best, TopFold, TotalFold, Visits
+from dualform.attention.folds import AttentionScores, BestSlots, TopFold, TotalFold, Visits
 from dualform.attention.plan import AttentionPlan, QueryBatch, Question, Route, Sources
 from dualform.attention.totals import Sums
 from dualform.dual.rebuilt import output_of
@@ -26,16 +26,20 @@ from dualform.table import Table
 
 Array = NDArray[Any]
 
-_QUERIES = 1024  # asked at a time, so that memory does not grow with their number
-_CELLS = 1 << 26  # queries times training examples with a sum each: half a gigabyte
+_MAX_QUERIES = 1024  # asked at a time, so that memory does not grow with their number
+_MAX_CELLS = 1 << 26  # queries times training examples with a sum each: half a gigabyte
 
 
 @dataclass(frozen=True)
 class Top:
-    """The k slots with the highest scores, of each query, and of each group if `by` is given.
+    """The k slots with the highest scores, of each query.
 
-    With `per` (say, "id") scores are first summed over all slots that share that tag, so that no
-    training example comes twice.
+    Args:
+        k: How many.
+        by: A tag, or a tuple of them: the k highest of each group.
+        per: A tag, such as "id": scores are first summed over all slots that share it, so that no training example
+            comes twice.
+        absolute: Whether to compare sizes.
     """
 
     k: int = 10
@@ -45,7 +49,7 @@ class Top:
 
     @property
     def examples(self) -> tuple[str, ...]:
-        """What weights are summed over: slots that share `per`, within the groups of `by`."""
+        """The tags that slots must share for their weights to be summed up: `per`, within the groups of `by`."""
         assert self.per is not None
         by = () if self.by is None else (self.by,) if isinstance(self.by, str) else self.by
         return (self.per, *(name for name in by if name != self.per))
@@ -85,22 +89,22 @@ class Top:
         fold = TopFold(batch.scores, self.k, batch.grouping(self.by), len(queries), self.absolute)
         return Route("a scan of all slots", lambda best: self._table_of_slots(batch, best), fold)
 
-    def _table_of_slots(self, batch: QueryBatch, best: Best) -> Table:
+    def _table_of_slots(self, batch: QueryBatch, best: BestSlots) -> Table:
         facts = lookup(batch, best.slot, with_coefficient=True)
         columns = {"query": best.query, "score": best.score, "slot": best.slot, **facts}
         if self.by is not None:
             columns |= {name: values[best.group] for name, values in batch.grouping(self.by).columns.items()}
         return Table(columns)
 
-    def _table_of_examples(self, batch: QueryBatch, best: Best, visits: Visits) -> Table:
-        """An example's facts are those of its first slot; in a merged memory, slots and steps are no single visits."""
+    def _table_of_examples(self, batch: QueryBatch, best: BestSlots, visits: Visits) -> Table:
+        """Return examples, with the facts of their first slots; in a merged memory, slots and steps mean nothing."""
         facts = {"slot": best.slot, **lookup(batch, best.slot)}
         if batch.sources.view.run.manifest.storage.merge:
             del facts["slot"], facts["step"]
         return Table({"query": best.query, "score": best.score, "visits": visits.of(best.slot), **facts})
 
 
-class _Summed:
+class _Sum:
     """What totals and timelines share: sums of weights over groups, as a table."""
 
     @property
@@ -115,25 +119,28 @@ class _Summed:
         return self._as_table(batch, self._sums.route(batch))
 
     def _as_table(self, batch: QueryBatch, route: Route) -> Route:
-        def answer(found: Any) -> Table | Route:
-            totals = route.answer(found)
-            return self._as_table(batch, totals) if isinstance(totals, Route) else self._table(batch, totals)
+        def answer(folded: Any) -> Table | Route:
+            totals = route.answer(folded)
+            if isinstance(totals, Route):
+                return self._as_table(batch, totals)
+            groups, count = totals.shape  # (groups, queries)
+            columns = batch.grouping(self._sums.by).columns
+            repeated = {name: np.tile(values, count) for name, values in columns.items()}
+            query = np.repeat(np.arange(count), groups)
+            return Table({"query": query, **repeated, "total": totals.mT.reshape(-1).numpy()})
 
         return Route(route.how, answer, route.fold)
 
-    def _table(self, batch: QueryBatch, totals: Tensor) -> Table:
-        groups, count = totals.shape  # (groups, queries)
-        columns = batch.grouping(self._sums.by).columns
-        repeated = {name: np.tile(values, count) for name, values in columns.items()}
-        query = np.repeat(np.arange(count), groups)
-        return Table({"query": query, **repeated, "total": totals.mT.reshape(-1).numpy()})
-
 
 @dataclass(frozen=True)
-class Total(_Summed):
-    """The sum of scores of each query over each group of slots; of their sizes if `absolute`.
+class Total(_Sum):
+    """The sum of scores of each query over each group of slots.
 
-    With `valued`, each attention weight is first multiplied by the size of the value it belongs to, |c_t| ||e_t||.
+    Args:
+        by: A tag, or a tuple of them; None: all slots in one group.
+        absolute: Whether to sum up sizes.
+        valued: Whether each attention weight is first multiplied by the size of the value it belongs to,
+            |c_t| ||e_t||.
     """
 
     by: By | None = None
@@ -146,8 +153,15 @@ class Total(_Summed):
 
 
 @dataclass(frozen=True)
-class Timeline(_Summed):
-    """The sum of scores of each query over stretches of training time."""
+class Timeline(_Sum):
+    """The sum of scores of each query over bins of training time.
+
+    Args:
+        bins: How many.
+        absolute: Whether to sum up sizes.
+        valued: Whether each attention weight is first multiplied by the size of the value it belongs to,
+            |c_t| ||e_t||.
+    """
 
     bins: int = 60
     absolute: bool = False
@@ -169,7 +183,12 @@ class Output:
         duals, layer, queries = batch.sources.duals, batch.layer, batch.queries
         fold = duals.of(layer.name).output_fold(queries)
         if fold is None:
-            return Route("the weights, summed up from all slots", lambda _: self._of_weights(batch))
+
+            def of_weights(_: None) -> Tensor:
+                maps = {use: rebuilt.whole for use, rebuilt in duals.rebuilt(layer.name).items()}
+                return output_of(layer, maps, queries).to(queries.dtype)
+
+            return Route("the weights, summed up from all slots", of_weights)
 
         def answer(attended: Tensor) -> Tensor:
             initial = output_of(layer, duals.initial(layer.name), queries)
@@ -177,14 +196,9 @@ class Output:
 
         return Route("a scan of all slots", answer, fold)
 
-    def _of_weights(self, batch: QueryBatch) -> Tensor:
-        rebuilt = batch.sources.duals.rebuilt(batch.layer.name)
-        maps = {use: found.whole for use, found in rebuilt.items()}
-        return output_of(batch.layer, maps, batch.queries).to(batch.queries.dtype)
-
 
 def lookup(batch: QueryBatch, slots: Array, with_coefficient: bool = False) -> dict[str, Array]:
-    """Step and tags of slots; coefficients, if they are numbers."""
+    """Return the step and tags of slots; and their coefficients, if asked for and if they are numbers."""
     run, blocks = batch.sources.view.run, batch.slots.at(slots)
     if not blocks:
         return {name: np.empty(0) for name in ("step", *run.tags)}
@@ -207,51 +221,76 @@ class Answers:
     queries: Tensor  # (queries, d_in)
 
     def top(self, k: int = 10, by: By | None = None, per: str | None = None, absolute: bool = False) -> Table:
-        """The k highest scores: `top(10)`, `top(500, by="label")`, `top(3, per="id")`."""
+        """Return the k highest scores: `top(10)`, `top(500, by="label")`, `top(3, per="id")`.
+
+        Args:
+            k: How many.
+            by: A tag, or a tuple of them: the k highest of each group.
+            per: A tag, such as "id": scores are first summed over all slots that share it.
+            absolute: Whether to compare sizes.
+
+        Returns:
+            A row for each slot (or example): query, score, slot, step, coefficient (if it is a number), tags.
+        """
         table: Table = self.collect(Top(k, by, per, absolute))[0]
         return table
 
     def total(self, by: By | None = None, absolute: bool = False, valued: bool = False) -> Table:
-        """Scores summed over groups of slots: `total(by="label")`, `total(by=("task", "label"))`.
+        """Sum up scores over groups of slots: `total(by="label")`, `total(by=("task", "label"))`.
 
-        With `absolute`, sizes are summed; with `valued`, each attention weight counts |c_t| ||e_t|| times.
+        Args:
+            by: A tag, or a tuple of them; None: all slots in one group.
+            absolute: Whether to sum up sizes.
+            valued: Whether each attention weight counts |c_t| ||e_t|| times.
+
+        Returns:
+            A row for each query and group: query, the tags, total.
         """
         table: Table = self.collect(Total(by, absolute, valued))[0]
         return table
 
     def timeline(self, bins: int = 60, absolute: bool = False, valued: bool = False) -> Table:
-        """Scores summed over stretches of training time."""
+        """Sum up scores over bins of training time.
+
+        Args:
+            bins: How many.
+            absolute: Whether to sum up sizes.
+            valued: Whether each attention weight counts |c_t| ||e_t|| times.
+
+        Returns:
+            A row for each query and bin: query, first_step, last_step, total.
+        """
         table: Table = self.collect(Timeline(bins, absolute, valued))[0]
         return table
 
     def collect(self, *questions: Question) -> list[Any]:
-        """Several answers in one reading of the slots."""
+        """Answer several questions in one reading of the slots: `collect(Top(10), Total(by="label"))`."""
         portion = self._portion(questions)
         parts = [AttentionPlan(batch, questions).answers() for batch in self._batches(portion)]
         return parts[0] if len(parts) == 1 else [_joined(answers, portion) for answers in zip(*parts, strict=True)]
 
     def plan(self, *questions: Question) -> AttentionPlan:
-        """How questions would be answered: `print(layer.plan(Top(10, per="id")).explain())`."""
+        """Plan how questions would be answered: `print(layer.plan(Top(10, per="id")).explain())`."""
         return AttentionPlan(next(self._batches(self._portion(questions))), questions)
 
     def _portion(self, questions: Sequence[Question]) -> int:
-        """How many queries are asked at a time: fewer, where each has a sum for every training example."""
+        """Return how many queries are asked at a time: fewer, where each has a sum for every training example."""
         by = [question.examples for question in questions if isinstance(question, Top) and question.per]
         cells = max((self._sources.view.grouping(self.name, examples).size for examples in by), default=0)
-        return max(1, min(_QUERIES, _CELLS // max(cells, 1)))
+        return max(1, min(_MAX_QUERIES, _MAX_CELLS // max(cells, 1)))
 
     def _batches(self, portion: int) -> Iterator[QueryBatch]:
-        """The queries, so many at a time."""
+        """Yield the queries, so many at a time."""
         slots, asked = self._sources.view.slots(self.name), self._sources.index.sketches.asked
         often = asked[self.name] + len(self.queries) > index.FEW_QUERIES
         for queries in torch.split(self.queries, portion):
             yield QueryBatch(self._sources, slots, queries, AttentionScores(queries), often)
-        asked[self.name] += len(self.queries)  # not if somebody only wants to know how the first would be answered
+        asked[self.name] += len(self.queries)  # not if only a plan was asked for
 
 
 def _joined(answers: Sequence[Any], portion: int) -> Any:
-    """The answers to queries that were asked in several portions, as if asked at once."""
+    """Join the answers to queries that were asked in several portions."""
     if isinstance(answers[0], Tensor):
         return torch.cat(list(answers))
-    numbered = [{**t.as_arrays(), "query": t["query"] + i * portion} for i, t in enumerate(answers)]
+    numbered = [{**table.as_arrays(), "query": table["query"] + i * portion} for i, table in enumerate(answers)]
     return Table({name: np.concatenate([columns[name] for columns in numbered]) for name in numbered[0]})

@@ -1,4 +1,4 @@
-"""The k best slots of each query and group, found without looking at most keys, and exactly.
+"""Find the k best slots of each query and group exactly, without reading most keys.
 
 A sketch bounds the scores of all keys. Of each group, the k slots with the highest bounds are scored by their
 stored keys; the lowest of these scores is a bar that none of the k best is below. Only slots whose bounds
@@ -26,17 +26,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.attention.folds import Best, best_of_cells
+from dualform.attention.folds import BestSlots, best_of_cells
 from dualform.slots import Block, Grouping, KeyRows
 
 Array = NDArray[Any]
 
-_BOUNDS = 1 << 24  # queries times slots at a time: 64 MB in float32
-_SAMPLE = 16_384  # keys that the directions are found from
-_ROUNDS = 3  # of subspace iteration
-_FEWEST_DIRECTIONS = 16
-_SHARE = 12  # of a key's width: directions for a sixth of a float16 key's bytes
-_SKETCH_BYTES = 1 << 29
+_MAX_BOUNDS = 1 << 24  # queries times slots at a time: 64 MB in float32
+_SAMPLED_KEYS = 16_384  # that the directions are found from
+_ITERATIONS = 3  # in the subspace
+_MIN_DIRECTIONS = 16
+_ENTRIES_A_DIRECTION = 12  # of a key: directions for a sixth of a float16 key's bytes
+_MAX_SKETCH_BYTES = 1 << 29
 _SLACK = 16.0
 _PIECE_ROWS = 4096  # of keys in memory, sketched at a time
 
@@ -51,10 +51,10 @@ class Sketch:
 
     @classmethod
     def of(cls, keys: KeyRows, width: int, max_bytes: int) -> Self | None:
-        """None if there is no room even for a coarse one, or if squares of the keys are beyond what floats hold."""
-        at_most = min(_SKETCH_BYTES, max_bytes) // (keys.dtype.itemsize * max(len(keys), 1)) - 1
-        count = min(width, max(_FEWEST_DIRECTIONS, width // _SHARE), at_most)
-        if count < min(width, _FEWEST_DIRECTIONS):
+        """Return None if there is no room even for a coarse one, or squares of the keys are beyond what floats hold."""
+        at_most = min(_MAX_SKETCH_BYTES, max_bytes) // (keys.dtype.itemsize * max(len(keys), 1)) - 1
+        count = min(width, max(_MIN_DIRECTIONS, width // _ENTRIES_A_DIRECTION), at_most)
+        if count < min(width, _MIN_DIRECTIONS):
             return None
         directions = _directions(keys, width, count)
         rows = torch.empty(count + 1, len(keys), dtype=keys.dtype)
@@ -66,7 +66,7 @@ class Sketch:
         return cls(directions, rows)
 
     def of_queries(self, queries: Tensor) -> Tensor | None:
-        """Queries as `bounds` takes them: (r + 1, queries); None if their squares are beyond what floats hold."""
+        """Return queries as `bounds` takes them: (r + 1, queries); None if squares are beyond what floats hold."""
         return _sketched(queries, self._directions)
 
     def bounds(self, sketched: Tensor, absolute: bool, into: Tensor) -> None:
@@ -78,26 +78,26 @@ class Sketch:
 
 
 def _sketched(vectors: Tensor, directions: Tensor) -> Tensor | None:
-    """(r + 1, vectors): along the directions, and the rest. None if a square is beyond what floats hold."""
+    """Return vectors along the directions, and their rest: (r + 1, vectors); None if a square is beyond floats."""
     squares, info = torch.linalg.vector_norm(vectors, dim=1).square(), torch.finfo(vectors.dtype)
     ordinary = (squares >= info.tiny**0.5) & (squares <= info.max**0.5)
     if not bool(ordinary.all()) and bool(vectors[~ordinary].any()):
         return None
-    found = torch.empty(directions.shape[1] + 1, len(vectors), dtype=vectors.dtype)
-    torch.mm(directions.mT, vectors.mT, out=found[:-1])
+    sketched = torch.empty(directions.shape[1] + 1, len(vectors), dtype=vectors.dtype)
+    torch.mm(directions.mT, vectors.mT, out=sketched[:-1])
     slack = 1 + _SLACK * info.eps * vectors.shape[1]
-    torch.sqrt((slack * squares - found[:-1].square().sum(dim=0)).clamp_min_(0), out=found[-1])
-    return found
+    torch.sqrt((slack * squares - sketched[:-1].square().sum(dim=0)).clamp_min_(0), out=sketched[-1])
+    return sketched
 
 
 def _directions(keys: KeyRows, width: int, count: int) -> Tensor:
-    """Orthonormal ones close to which a sample of the keys lies: (width, count)."""
-    index = np.unique(np.linspace(0, len(keys) - 1, min(_SAMPLE, len(keys))).astype(np.int64))
+    """Return orthonormal directions that a sample of the keys lies close to: (width, count)."""
+    index = np.unique(np.linspace(0, len(keys) - 1, min(_SAMPLED_KEYS, len(keys))).astype(np.int64))
     sample = keys.take(index)
-    found = torch.randn(width, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    for _ in range(_ROUNDS):
-        found = torch.linalg.qr((sample.mT @ (sample @ found.to(keys.dtype))).double()).Q
-    return found.to(keys.dtype)
+    directions = torch.randn(width, count, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for _ in range(_ITERATIONS):
+        directions = torch.linalg.qr((sample.mT @ (sample @ directions.to(keys.dtype))).double()).Q
+    return directions.to(keys.dtype)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Members:
         return [slice(start, end) for start, end in pairs if end > start]
 
     def pick(self, bounds: Tensor, into: Tensor) -> Tensor:
-        """Of the bounds of all stored keys, those of the members: (queries, slots)."""
+        """Return the bounds of the members, out of those of all stored keys: (queries, slots)."""
         if bounds.shape[1] == len(self.rows) and self._in_order:
             return bounds
         return torch.index_select(bounds, 1, self.rows, out=into)
@@ -154,17 +154,17 @@ class MembersFold:
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
-        self._found: list[Array] = []  # (3, slots) each: group, slot, stored key
+        self._members: list[Array] = []  # (3, slots) each: group, slot, stored key
 
     def add(self, block: Block) -> None:
-        self._found.append(np.stack([self._grouping.codes(block), block.slots, block.key_rows]))
+        self._members.append(np.stack([self._grouping.codes(block), block.slots, block.key_rows]))
 
     def merge(self, other: "MembersFold") -> None:
-        self._found += other._found
+        self._members += other._members
 
     def finish(self) -> Members:
         none = np.empty((3, 0), dtype=np.int64)
-        codes, slots, rows = np.concatenate(self._found, axis=1) if self._found else none
+        codes, slots, rows = np.concatenate(self._members, axis=1) if self._members else none
         order = np.lexsort((slots, codes))
         starts = np.searchsorted(codes[order], np.arange(self._grouping.size + 1))
         return Members(slots[order], torch.from_numpy(rows[order]), starts)
@@ -186,17 +186,17 @@ class Search:
     sketch: Sketch
     members: Members
 
-    def best(self, queries: Tensor, sketched: Tensor, k: int, absolute: bool = False) -> Best:
-        """The queries, and what `sketch.of_queries` made of them."""
+    def best(self, queries: Tensor, sketched: Tensor, k: int, absolute: bool = False) -> BestSlots:
+        """Return the k best of each group; `sketched` is what `sketch.of_queries` made of the queries."""
         slots = self.members.slots
         if not len(slots):
             none = np.empty(0, dtype=np.int64)
-            return Best(none, none, none, np.empty(0, dtype=np.float32))
-        portion = min(len(queries), max(1, _BOUNDS // max(self.sketch.keys, len(slots))))
-        # Used again for each portion of the queries, for to be handed fresh memory takes longer than to fill it.
+            return BestSlots(none, none, none, np.empty(0, dtype=np.float32))
+        portion = min(len(queries), max(1, _MAX_BOUNDS // max(self.sketch.keys, len(slots))))
+        # Used again for each portion of the queries: to get fresh memory takes longer than to fill it.
         of_keys = torch.empty(portion, self.sketch.keys, dtype=queries.dtype)
         of_slots = torch.empty(portion, len(slots), dtype=queries.dtype)
-        found = []
+        best = []
         for first in range(0, len(queries), portion):
             some = queries[first : first + portion]
             self.sketch.bounds(sketched[:, first : first + portion], absolute, of_keys[: len(some)])
@@ -206,22 +206,22 @@ class Search:
             query, member, score = (torch.cat(both).numpy() for both in zip(likely, others, strict=True))
             group = np.searchsorted(self.members.starts, member, side="right") - 1
             kept = best_of_cells(query * len(self.members.starts) + group, slots[member], score, k)
-            found.append((query[kept] + first, group[kept], slots[member[kept]], score[kept]))
-        return Best(*(np.concatenate(column) for column in zip(*found, strict=True)))
+            best.append((query[kept] + first, group[kept], slots[member[kept]], score[kept]))
+        return BestSlots(*(np.concatenate(column) for column in zip(*best, strict=True)))
 
     def _likely(self, queries: Tensor, bounds: Tensor, k: int, absolute: bool) -> tuple[_Pairs, list[Tensor]]:
-        """The slots with the highest bounds, and for each group the bars they set: (queries, 1)."""
+        """Return the slots with the highest bounds, and for each group the bars they set: (queries, 1)."""
         spans = self.members.spans
-        found = [bounds[:, span].topk(min(k, span.stop - span.start)).indices + span.start for span in spans]
-        member = torch.cat(found, dim=1)
+        highest = [bounds[:, span].topk(min(k, span.stop - span.start)).indices + span.start for span in spans]
+        member = torch.cat(highest, dim=1)
         query = torch.arange(len(queries))[:, None].expand_as(member)
         pairs = self._scored(queries, query.reshape(-1), member.reshape(-1), absolute)
         bounds.scatter_(1, member, -torch.inf)  # so that none is scored twice
-        by_group = pairs.score.view(member.shape).split([one.shape[1] for one in found], dim=1)
+        by_group = pairs.score.view(member.shape).split([of_group.shape[1] for of_group in highest], dim=1)
         return pairs, [scores.amin(dim=1, keepdim=True) for scores in by_group]
 
     def _others(self, queries: Tensor, bounds: Tensor, bars: list[Tensor], absolute: bool) -> _Pairs:
-        """Those whose bounds reach the bars and whose scores do, too."""
+        """Return the slots whose bounds reach the bars, and whose scores do, too."""
         reaching = torch.empty(bounds.shape, dtype=torch.bool)
         for span, bar in zip(self.members.spans, bars, strict=True):
             torch.ge(bounds[:, span], bar, out=reaching[:, span])
@@ -232,7 +232,7 @@ class Search:
         return _Pairs(*(column[pairs.score >= bar] for column in pairs))
 
     def _scored(self, queries: Tensor, query: Tensor, member: Tensor, absolute: bool) -> _Pairs:
-        """Exactly; a key that comes several times is read once."""
+        """Score pairs exactly; a key that comes several times is read once."""
         rows, place = np.unique(self.members.rows[member].numpy(), return_inverse=True)
         weights = self.keys.weights(rows, queries)[query, torch.from_numpy(place)]
         return _Pairs(query, member, weights.abs() if absolute else weights)

@@ -1,11 +1,11 @@
-"""Spotlights: the answers to queries, per layer, as tables a person can read.
+"""Answer queries, per layer, as tables a person can read.
 
     spotlight = memory.attend(model, images)
     layer = spotlight["layers.2"]
     layer.top(10)                      # the training slots with the highest attention weights
     layer.total(by="label")            # attention summed over groups of slots
     layer.output()                     # the layer's output, from the slots alone
-    layer.contribution(3).top(10)      # the slots that speak loudest for class 3
+    layer.contribution(3).top(10)      # the slots that add most to class 3
 
 Each call reads the slots once; `collect` answers several questions in one reading. After a few queries to a
 layer, sums and a sketch of its keys are kept, and further ones read little. A question can be kept and asked
@@ -25,50 +25,56 @@ from dualform.attention.questions import Answers, Output
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError, UnknownName
 
-Aim = Callable[[Target], Directions]
+FindDirections = Callable[[Target], Directions]
 
 
 @dataclass(eq=False, repr=False)
 class LayerSpotlight(Answers):
     """One layer's answers to all queries, by attention weights."""
 
-    _aim: Aim | None  # finds directions towards classes, where the model is known
+    _find_directions: FindDirections | None  # towards classes, where the model is known
 
     def output(self) -> Tensor:
-        """The dual form's output, (queries, d_out): equals the layer's output."""
+        """Return the dual form's output, (queries, d_out): it equals the layer's output."""
         output: Tensor = self.collect(Output())[0]
         return output
 
     def initial(self) -> Tensor:
-        """The part of the output that is due to no slot: the initial weights, as far as they are left."""
+        """Return the part of the output that is due to no slot: the initial weights, as far as they are left."""
         layer, initial = self._sources.view.run.layers[self.name], self._sources.duals.initial(self.name)
         return output_of(layer, initial, self.queries).to(self.queries.dtype)
 
     def contribution(self, target: Target = None) -> LayerContribution:
-        """What each slot adds to an output: `layer.contribution(3).top(10)`, `.total(by="label")`, `.timeline()`.
+        """Return what each slot adds to an output: `layer.contribution(3).top(10)`, `.total(by="label")`.
 
-        `target` is a class (an output of the model, counted from 0), a class for each input, or None: the
-        class the model predicts. Of the layer that computes the model's output, contributions and the initial
-        part add up to that output, exactly. Of a layer further inside, they add up to its own output along
-        the gradient of the target: a first order answer. A tensor of floats, (d_out,) or (queries, d_out),
-        is a direction of this layer's output to begin with.
+        Of the layer that computes the model's output, contributions and the initial part add up to that output,
+        exactly. Of a layer further inside, they add up to its own output along the gradient of the target: a first
+        order answer.
+
+        Args:
+            target: A class (an output of the model, counted from 0), a class for each input, or None: the class the
+                model predicts. A tensor of floats, (d_out,) or (queries, d_out), is a direction of this layer's
+                output.
         """
-        given = as_direction(target, len(self.queries), self._sources.view.run.layers[self.name])
-        if given is not None:
-            return LayerContribution(self._sources, self.name, self.queries, given, None)
-        if self._aim is None:
+        direction = as_direction(target, len(self.queries), self._sources.view.run.layers[self.name])
+        if direction is not None:
+            return LayerContribution(self._sources, self.name, self.queries, direction, None)
+        if self._find_directions is None:
             raise QueryError(
                 "a class can be a target only where the model is known: memory.attend(model, inputs). With "
                 f"queries alone, pass a direction of the output of {self.name!r}, a tensor of floats"
             )
-        found = self._aim(target)
-        return LayerContribution(self._sources, self.name, self.queries, found.layers[self.name], found.classes)
+        towards = self._find_directions(target)
+        return LayerContribution(self._sources, self.name, self.queries, towards.layers[self.name], towards.classes)
 
     def effective(self, unit: int) -> LayerEffective:
-        """The attention weight of each slot as it takes effect in one output unit: sum_j R_t[unit, j] x_t[j] q[j].
+        """Return each slot's attention weight as it takes effect in one output unit: sum_j R_t[unit, j] x_t[j] q[j].
 
         With a linear optimiser that is c_t x_t . q for all units. What the unit gets from a slot is this
         times its value: `contribution`.
+
+        Args:
+            unit: An output of this layer, counted from 0.
         """
         return LayerEffective(self._sources, self.name, self.queries, unit)
 
@@ -98,7 +104,7 @@ class Spotlight:
         return len(self._layers)
 
     def collect(self, *questions: Question) -> dict[str, list[Any]]:
-        """The answers of every layer, each layer read once."""
+        """Answer questions for every layer, each layer read once."""
         return {name: layer.collect(*questions) for name, layer in self._layers.items()}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Sums of attention weights over groups of slots, each in the cheapest way that is exact.
+"""Sum up attention weights over groups of slots, each in the cheapest way that is exact.
 
 - Without absolute values, or where neither keys nor queries are negative, by linearity: the sum over a
   group is (sum of its keys) . q.
@@ -21,12 +21,12 @@ from dualform.errors import QueryError
 from dualform.slots import Block, By, Grouping, Slots
 
 _COUNTED_CELLS = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
-_CHUNK = 4096  # stored keys scored at a time
+_CHUNK_KEYS = 4096  # scored at a time
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Which sums are meant; `route` says how they are found: (groups, queries)."""
+    """Sums over groups; `route` decides how they are found: (groups, queries)."""
 
     by: By | int | None
     absolute: bool
@@ -48,7 +48,7 @@ class Sums:
         how = f"keys summed up in {grouping.size:,} groups"
 
         def totals(sums: KeySumFold) -> Tensor | Route:
-            if self.absolute and not sums.nonnegative:  # it was hoped that no key is: one more reading
+            if self.absolute and not sums.nonnegative:  # some key is negative after all: one more reading
                 return self._by_sizes(batch, strengths)
             return sums.totals(batch.queries)
 
@@ -65,17 +65,17 @@ class Sums:
 
     def _slot_by_slot(self, batch: QueryBatch, strengths: Any) -> Route:
         fold = TotalFold(batch.scores, batch.grouping(self.by), len(batch.queries), self.absolute, strengths)
-        return Route("a scan of all slots", lambda found: found.totals, fold)
+        return Route("a scan of all slots", lambda fold: fold.totals, fold)
 
     def _kept(self, batch: QueryBatch, fold: Any, how: str, totals: Any) -> Route:
-        """By sums that are kept for further queries; nothing has to be read if they are there already."""
+        """Answer by sums that are kept for further queries; nothing has to be read if they are there already."""
         kept, key = batch.sources.index.sums, self._key(batch, type(fold))
         if key in kept:
             return Route(f"{how}, kept from before", lambda _: totals(kept[key]))
 
-        def keep(found: Any) -> Tensor | Route:
-            kept[key] = found
-            answer: Tensor | Route = totals(found)
+        def keep(sums: Any) -> Tensor | Route:
+            kept[key] = sums
+            answer: Tensor | Route = totals(sums)
             return answer
 
         return Route(f"a scan, for {how}", keep, fold)
@@ -85,7 +85,7 @@ class Sums:
 
 
 class KeySumFold:
-    """The sum of the keys in each group: by linearity, all totals for any query without another scan."""
+    """Sums up the keys in each group: by linearity, all totals for any query without another scan."""
 
     def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
         self._grouping, self._factors = grouping, factors
@@ -105,12 +105,12 @@ class KeySumFold:
         return self
 
     def totals(self, queries: Tensor) -> Tensor:
-        """Sums of attention weights: (groups, queries)."""
+        """Return sums of attention weights: (groups, queries)."""
         return self._sums @ queries.double().mT
 
 
 class KeyCountFold:
-    """For each stored key, how much its slots in each group count together: sizes of weights need one look at each."""
+    """Counts for each stored key how much its slots in each group count together: each is then scored once."""
 
     def __init__(self, slots: Slots, grouping: Grouping, factors: Factors | None) -> None:
         self._slots, self._grouping, self._factors = slots, grouping, factors
@@ -128,10 +128,10 @@ class KeyCountFold:
         return self
 
     def totals(self, queries: Tensor) -> Tensor:
-        """Sums of the sizes of attention weights: (groups, queries)."""
+        """Return sums of the sizes of attention weights: (groups, queries)."""
         totals = torch.zeros(self._counts.shape[1], len(queries), dtype=torch.float64)
         used = torch.nonzero(self._counts.any(dim=1)).flatten()
-        for rows in used.split(_CHUNK):
+        for rows in used.split(_CHUNK_KEYS):
             scores = self._slots.keys.weights(rows.numpy(), queries).abs_()  # (queries, keys)
             totals += (scores @ self._counts[rows].to(queries.dtype)).mT.double()
         return totals

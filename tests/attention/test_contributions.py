@@ -176,7 +176,7 @@ def test_earlier_contributions_are_those_the_slots_had_then(case: Case) -> None:
 def test_many_queries_are_asked_in_portions(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     spotlight = case.memory.attend(case.model, case.inputs)["2"]
     at_once = spotlight.contribution(1).total(by="label")
-    monkeypatch.setattr("dualform.attention.contribution._SCORES", 2 * STEPS * BATCH)  # two queries at a time
+    monkeypatch.setattr("dualform.attention.contribution._MAX_SCORES", 2 * STEPS * BATCH)  # two queries at a time
     asked = spotlight.contribution(1)
     in_portions = asked.total(by="label")
     assert asked._kept is None

@@ -80,8 +80,8 @@ def test_the_best_are_those_of_a_look_at_every_slot(
         stored = keys_of(memory).take(memory._sources.index.members("0", None).rows.numpy()).double()
         scores = (stored @ queries.mT).abs() if absolute else stored @ queries.mT  # (slots, queries)
         patch.setattr(index, "FEW_QUERIES", 0)
-        patch.setattr(search, "_FEWEST_DIRECTIONS", 8)  # so that there is a rest
-        patch.setattr(search, "_BOUNDS", portion)
+        patch.setattr(search, "_MIN_DIRECTIONS", 8)  # so that there is a rest
+        patch.setattr(search, "_MAX_BOUNDS", portion)
         table = memory.attend({"0": queries})["0"].top(k, by=by, absolute=absolute)
         assert memory._sources.index.sketches.of("0") is not None
     for query in range(len(queries)):
@@ -101,7 +101,7 @@ def test_the_best_are_those_of_a_look_at_every_slot(
 @given(keys=some_keys(), dtype=st.sampled_from(["float16", "float64"]), scale=st.sampled_from([1e-4, 1.0, 1e4]))
 def test_no_weight_is_above_its_bound(keys: Tensor, dtype: str, scale: float) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(search, "_FEWEST_DIRECTIONS", 8)
+        patch.setattr(search, "_MIN_DIRECTIONS", 8)
         memory = remember(Path(directory) / "run", keys.double(), torch.zeros(len(keys)).long(), dtype)
         stored = keys_of(memory)
         made = Sketch.of(stored, WIDTH, 1 << 20)
@@ -215,7 +215,7 @@ def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypa
     stored = Slots(run, run.layers["0"]).keys
     sizes = []
     for most in (1 << 29, 4 * 50 * 20, 4 * 50 * 10):
-        monkeypatch.setattr(search, "_SKETCH_BYTES", most)
+        monkeypatch.setattr(search, "_MAX_SKETCH_BYTES", most)
         made = Sketch.of(stored, 300, 1 << 20)
         sizes.append(made and len(made._rows))
     assert sizes == [26, 20, None]

@@ -155,7 +155,7 @@ def test_many_queries_are_asked_in_portions(
 ) -> None:
     memory, model, _, queries = case
     whole = memory.attend(model, queries)["0"].collect(Top(2), Total("label"), Output())
-    monkeypatch.setattr("dualform.attention.questions._QUERIES", 3)
+    monkeypatch.setattr("dualform.attention.questions._MAX_QUERIES", 3)
     top, total, output = memory.attend(model, queries)["0"].collect(Top(2), Total("label"), Output())
     assert top.to_dict() == whole[0].to_dict()
     np.testing.assert_allclose(total["total"], whole[1]["total"])
