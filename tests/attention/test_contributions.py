@@ -14,6 +14,8 @@ import dualform
 from dualform import Timeline, Top, Total
 from dualform.errors import NotRecorded, QueryError
 from dualform.memory import Memory
+from dualform.slots import Selection, Slots
+from dualform.store import Run
 from dualform.table import Table
 
 STEPS, BATCH = 9, 5
@@ -134,7 +136,8 @@ def test_effective_weights_times_values_are_contributions(case: Case) -> None:
     bias = (
         case.memory.attend({"2": torch.zeros_like(spotlight.queries)})["2"].contribution(direction).top(STEPS * BATCH)
     )
-    slots, selection = case.memory._sources.view.slots("2"), case.memory._selection
+    run = Run(case.memory.path)
+    slots, selection = Slots(run, run.layers["2"]), Selection(run.steps)
     values = torch.cat([block.values for block in slots.stream(slots.chapters(selection), selection)])
     for query in range(4):
         by_slot = {row["slot"]: row["score"] for row in effective.where(query=query).rows()}
@@ -177,9 +180,7 @@ def test_many_queries_are_asked_in_portions(case: Case, monkeypatch: pytest.Monk
     spotlight = case.memory.attend(case.model, case.inputs)["2"]
     at_once = spotlight.contribution(1).total(by="label")
     monkeypatch.setattr("dualform.attention.contribution._MAX_SCORES", 2 * STEPS * BATCH)  # two queries at a time
-    asked = spotlight.contribution(1)
-    in_portions = asked.total(by="label")
-    assert asked._kept is None
+    in_portions = spotlight.contribution(1).total(by="label")
     assert in_portions["query"].tolist() == at_once["query"].tolist()
     np.testing.assert_allclose(in_portions["total"], at_once["total"])
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import dualform
+from dualform import Top
 from dualform.attention import index, search
 from dualform.attention import plan as planning
 from dualform.attention.search import Sketch
 from dualform.memory import Memory
-from dualform.slots import Slots, StoredKeys
-from dualform.slots.blocks import keys_dtype
+from dualform.slots import Selection, Slots, StoredKeys
 from dualform.store import Run
 
 WIDTH = 48
@@ -39,8 +39,13 @@ def remember(path: Path, keys: Tensor, labels: Tensor, dtype: str, sync: int = 3
     return dualform.load(path)
 
 
-def keys_of(memory: Memory) -> StoredKeys:
-    return memory._sources.view.slots("0").keys
+def slots_of(memory: Memory) -> Slots:
+    run = Run(memory.path)
+    return Slots(run, run.layers["0"])
+
+
+def is_indexed(layer: dualform.LayerSpotlight) -> bool:
+    return "an index of" in layer.plan(Top(1)).explain()
 
 
 def close_to_few_directions(count: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -77,20 +82,23 @@ def test_the_best_are_those_of_a_look_at_every_slot(
     queries = torch.cat([keys[:2].double(), torch.randn(2, WIDTH, dtype=torch.float64), torch.zeros(1, WIDTH).double()])
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         memory = remember(Path(directory) / "run", keys.to(torch.float64), labels, dtype)
-        stored = keys_of(memory).take(memory._sources.index.members("0", None).rows.numpy()).double()
+        slots, everything = slots_of(memory), Selection(memory.steps)
+        rows = [block.key_rows for block in slots.stream(slots.chapters(everything), everything)]
+        stored = slots.keys.take(np.concatenate(rows)).double()
         scores = (stored @ queries.mT).abs() if absolute else stored @ queries.mT  # (slots, queries)
         patch.setattr(index, "FEW_QUERIES", 0)
         patch.setattr(search, "_MIN_DIRECTIONS", 8)  # so that there is a rest
         patch.setattr(search, "_MAX_BOUNDS", portion)
-        table = memory.attend({"0": queries})["0"].top(k, by=by, absolute=absolute)
-        assert memory._sources.index.sketches.of("0") is not None
+        layer = memory.attend({"0": queries})["0"]
+        table = layer.top(k, by=by, absolute=absolute)
+        assert is_indexed(layer)
     for query in range(len(queries)):
         for label in [None] if by is None else sorted(set(labels.tolist())):
             chosen = np.ones(len(keys), dtype=bool) if label is None else labels.numpy() == label
             found = table.where(query=query) if label is None else table.where(query=query, label=label)
             expected = np.sort(scores[:, query].numpy()[chosen])[::-1][:k]
             size = float(stored.norm(dim=1).max() * queries[query].norm())
-            slack = size * WIDTH * torch.finfo(keys_dtype(memory._run)).eps
+            slack = size * WIDTH * torch.finfo(slots.dtype).eps
             np.testing.assert_allclose(found["score"], expected, rtol=0, atol=slack)
             np.testing.assert_allclose(scores[found["slot"], query], expected, rtol=0, atol=slack)
             assert len(set(found["slot"].tolist())) == len(found)
@@ -103,7 +111,7 @@ def test_no_weight_is_above_its_bound(keys: Tensor, dtype: str, scale: float) ->
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "_MIN_DIRECTIONS", 8)
         memory = remember(Path(directory) / "run", keys.double(), torch.zeros(len(keys)).long(), dtype)
-        stored = keys_of(memory)
+        stored = slots_of(memory).keys
         made = Sketch.of(stored, WIDTH, 1 << 20)
         assert made is not None
         every = stored.take(np.arange(len(stored)))
@@ -121,7 +129,7 @@ def test_a_key_that_comes_again_ties_and_the_earlier_slot_is_first(tmp_path: Pat
     keys = close_to_few_directions(60, seed=1).repeat(3, 1)
     memory = remember(tmp_path / "run", keys, torch.zeros(len(keys)).long(), "float16")
     asked = memory.attend({"0": close_to_few_directions(5, seed=2)})["0"]
-    assert memory._sources.index.sketches.of("0") is not None
+    assert is_indexed(asked)
     table = asked.top(9)
     for query in range(5):
         slots = table.where(query=query)["slot"]
@@ -194,18 +202,20 @@ def test_what_is_kept_has_little_room_and_gives_it_back(tmp_path: Path, monkeypa
     keys = close_to_few_directions(200, seed=8)
     monkeypatch.setattr(index, "FEW_QUERIES", 0)
     monkeypatch.setattr(index, "_KEPT_BYTES", 200 * 4 * 40)  # of 17 numbers for each slot, and 48 and more for each id
-    memory = remember(tmp_path / "run", keys, torch.zeros(200).long(), "float32", ids=torch.arange(200) % 10)
-    whole = memory._sources.index.sketches.budget.left
+    remember(tmp_path / "run", keys, torch.zeros(200).long(), "float32", ids=torch.arange(200) % 10)
+    run = Run(tmp_path / "run")
+    budget = (sketches := index.Sketches(run)).budget
+    memory, whole = Memory(run, sketches=sketches), budget.left
     view = memory.where(label=0)
     assert view.attend({"0": keys[:1]})["0"].top(3, per="id")["id"][0] == 0
-    summed = whole - memory._sources.index.sketches.budget.left
+    summed = whole - budget.left
     assert summed == 4 * 10 * (WIDTH + 17)
     memory.attend({"0": keys[:1]})["0"].top(1)
-    assert memory._sources.index.sketches.of("0") is not None
-    assert whole - memory._sources.index.sketches.budget.left == summed + 4 * 200 * 17
+    assert sketches.of("0") is not None
+    assert whole - budget.left == summed + 4 * 200 * 17
     del view
     gc.collect()
-    assert whole - memory._sources.index.sketches.budget.left == 4 * 200 * 17
+    assert whole - budget.left == 4 * 200 * 17
 
 
 def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +227,7 @@ def test_a_sketch_gets_coarser_before_it_gets_too_large(tmp_path: Path, monkeypa
     for most in (1 << 29, 4 * 50 * 20, 4 * 50 * 10):
         monkeypatch.setattr(search, "_MAX_SKETCH_BYTES", most)
         made = Sketch.of(stored, 300, 1 << 20)
-        sizes.append(made and len(made._rows))
+        sizes.append(made and made.nbytes // (4 * 50))
     assert sizes == [26, 20, None]
 
 

@@ -16,6 +16,7 @@ from dualform.dual import replay
 from dualform.errors import NotFinite
 from dualform.kinds.keys import Vectors
 from dualform.slots import Selection
+from dualform.store import Run
 from tests.optimizers import ELEMENTWISE
 from tests.recorder.loops import assert_exact, network, record, step
 
@@ -45,10 +46,9 @@ def test_a_chapter_may_be_cut_anyhow(tmp_path: Path, kind: str, monkeypatch: pyt
 
 
 def test_little_of_a_chapter_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At most the moves of one segment and a state for each segment: no more than twice the root of the steps."""
+    """At most the steps of one segment and a state for each segment: no more than twice the root of the steps."""
     train(tmp_path / "run", "Adam", steps=106)
     monkeypatch.setattr(replay, "_KEPT_BYTES", 0)
-    memory = dualform.load(tmp_path / "run")
     taken: list[int] = []
     take = replay._Chapter._take
 
@@ -57,11 +57,12 @@ def test_little_of_a_chapter_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return take(self, state, number)
 
     monkeypatch.setattr(replay._Chapter, "_take", counted)
-    source = replay.Replay(memory._run, [memory._run.layers["0"]], RULES["Adam"])
-    moves = source.stream(source.chapters(Selection(106)), Selection(106))
-    assert [next(moves).number for _ in range(3)] == [105, 104, 103]
+    run = Run(tmp_path / "run")
+    source = replay.Replay(run, [run.layers["0"]], RULES["Adam"])
+    steps = source.stream(source.chapters(Selection(106)), Selection(106))
+    assert [next(steps).number for _ in range(3)] == [105, 104, 103]
     assert taken[-9:] == list(range(97, 106))  # the last segment of 99 steps, and no more, was made again
-    assert [move.number for move in moves] == list(range(102, -1, -1))
+    assert [step.number for step in steps] == list(range(102, -1, -1))
     assert len(taken) <= 2 * 106  # two products a step
 
 

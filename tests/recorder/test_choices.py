@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import dualform
 from dualform.errors import RecordingError, RunExists, UnknownName
+from dualform.store import Run
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 
 
@@ -102,7 +103,7 @@ def test_repeated_keys_are_stored_once(tmp_path: Path) -> None:
                 recorder.sync()
     memory = assert_exact(tmp_path / "run", model, 12)
     assert memory.slots("0") == 600
-    stored = sum(len(shard["slots/0/keys"]) for _, shard in memory._run.chapters)
+    stored = sum(len(shard["slots/0/keys"]) for _, shard in Run(memory.path).chapters)
     assert stored == 50
 
 

@@ -16,7 +16,7 @@ import dualform
 from dualform.errors import RunError
 from dualform.store import Run
 from dualform.store.codec.sparse import stored_counts, with_zeros, without_zeros
-from tests.hostile.forge import Forged
+from tests.store.hostile.forge import Forged
 
 Array = NDArray[Any]
 

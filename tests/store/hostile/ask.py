@@ -102,7 +102,7 @@ def _further(layer: LayerSpotlight, memory: Memory) -> Iterator[tuple[str, Quest
     yield "slots", lambda: memory.slots(layer.name)
     if "i" in memory.tags:  # every other row of a shard
         yield "weights without i", lambda: _weights(memory.without(i=0), layer.name)
-    width = memory._run.layers[layer.name].d_out
+    width = Run(memory.path).layers[layer.name].d_out
     yield "contribution", lambda: layer.contribution(torch.ones(width)).top(2)
     yield "effective", lambda: layer.effective(0).total()
     for tag, kind in memory.tags.items():
@@ -125,8 +125,8 @@ def _weights(memory: Memory, layer: str) -> dict[str, Any]:
 
 def _with_a_model(memory: Memory, layer: LayerSpotlight) -> Any:
     """The model as the memory has it, and what that model attends to."""
-    asked = memory._run.layers["0"]
-    model = memory.model(nn.Sequential(nn.Linear(asked.d_in, asked.d_out, bias=len(asked.uses) > 1)))
+    recorded = Run(memory.path).layers["0"]
+    model = memory.model(nn.Sequential(nn.Linear(recorded.d_in, recorded.d_out, bias=len(recorded.uses) > 1)))
     spotlight = memory.attend(model, layer.queries.float())
     weights = {name: one.tolist() for name, one in model.named_parameters()}
     return {"weights": weights, "note": spotlight.note, "total": spotlight["0"].total().to_dict()}

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.hostile.forge import LEFT_OUT, Forged
+from tests.store.hostile.forge import LEFT_OUT, Forged
 
 FILES = MANIFEST, FIRST, SECOND, LAST = ("manifest.json", *(f"shard-{i:06d}.safetensors" for i in range(3)))
 Edit = Callable[[Forged], None]

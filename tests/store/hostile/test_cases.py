@@ -16,16 +16,16 @@ import dualform
 from dualform.companions import own_file
 from dualform.errors import QueryError
 from dualform.inputs import read_inputs
-from tests.hostile.ask import Refused, blamed, escaped, everything
-from tests.hostile.bounds import in_no_time, little_memory
-from tests.hostile.cases import NO_FILES_OF_ITS_OWN, SIGNED
-from tests.hostile.documents import info_cases, manifest_cases
-from tests.hostile.edits import FILES, SECOND, Case, Edit
-from tests.hostile.files import FILES_AS_THEY_ARE, FileCase
-from tests.hostile.forge import Forged
-from tests.hostile.masks import AS_GOOD, take_a_bit_each, with_its_zeros
-from tests.hostile.runs import RUNS, widest
-from tests.hostile.tensors import number_cases, tensor_cases
+from tests.store.hostile.ask import Refused, blamed, escaped, everything
+from tests.store.hostile.bounds import in_no_time, little_memory
+from tests.store.hostile.cases import NO_FILES_OF_ITS_OWN, SIGNED
+from tests.store.hostile.documents import info_cases, manifest_cases
+from tests.store.hostile.edits import FILES, SECOND, Case, Edit
+from tests.store.hostile.files import FILES_AS_THEY_ARE, FileCase
+from tests.store.hostile.forge import Forged
+from tests.store.hostile.masks import AS_GOOD, take_a_bit_each, with_its_zeros
+from tests.store.hostile.runs import RUNS, widest
+from tests.store.hostile.tensors import number_cases, tensor_cases
 from tests.tally import TRIED
 
 THOROUGH = os.environ.get("DUALFORM_TESTS") == "thorough"

@@ -1,6 +1,6 @@
 """The golden runs: tiny, and of numbers that are exact in binary, so that every machine writes the same bytes.
 
-    python -m tests.golden.make DIRECTORY
+    python -m tests.store.golden.make DIRECTORY
 
 Those of a format version are committed under its number and never changed: whatever comes later must read
 them. What is asked of them is in `ask`, and what was answered beside them, in answers.json.

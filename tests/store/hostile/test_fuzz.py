@@ -12,11 +12,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.hostile.ask import blamed, everything
-from tests.hostile.bounds import little_memory
-from tests.hostile.edits import FILES, places, put
-from tests.hostile.forge import LEFT_OUT, SIZES, Forged, ForgedShard, Raw
-from tests.hostile.runs import RUNS
+from tests.store.hostile.ask import blamed, everything
+from tests.store.hostile.bounds import little_memory
+from tests.store.hostile.edits import FILES, places, put
+from tests.store.hostile.forge import LEFT_OUT, SIZES, Forged, ForgedShard, Raw
+from tests.store.hostile.runs import RUNS
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

@@ -7,10 +7,10 @@ from the run itself: every key of its documents, every tensor, every number. Wha
 from collections.abc import Sequence
 from typing import Any
 
-from tests.hostile.documents import DOCUMENTS
-from tests.hostile.layers import LAYERS, STEPS
-from tests.hostile.masks import MASKS
-from tests.hostile.tensors import NUMBERS
+from tests.store.hostile.documents import DOCUMENTS
+from tests.store.hostile.layers import LAYERS, STEPS
+from tests.store.hostile.masks import MASKS
+from tests.store.hostile.tensors import NUMBERS
 
 SIGNED = [*DOCUMENTS, *LAYERS, *STEPS, *NUMBERS, *MASKS]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.hostile.edits import FIRST, LAST, MANIFEST, SECOND, Case, Edit, set_info, set_manifest
-from tests.hostile.forge import Forged
+from tests.store.hostile.edits import FIRST, LAST, MANIFEST, SECOND, Case, Edit, set_info, set_manifest
+from tests.store.hostile.forge import Forged
 
 
 def all_tags(tags: dict[str, Any], columns: Callable[[str], Any]) -> Edit:

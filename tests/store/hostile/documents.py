@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from tests.hostile.edits import FIRST, MANIFEST, SECOND, Case, Edit, places, put, set_info, set_manifest
-from tests.hostile.forge import LEFT_OUT, Forged
+from tests.store.hostile.edits import FIRST, MANIFEST, SECOND, Case, Edit, places, put, set_info, set_manifest
+from tests.store.hostile.forge import LEFT_OUT, Forged
 
 WRONG: Sequence[Any] = (None, [], {}, "x", "", -1, 0, 1.5, True, 10**30, float("nan"), [[]], {"x": []}, "\x1b[2J", "\0")
 

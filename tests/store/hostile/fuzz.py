@@ -1,7 +1,7 @@
 """The same random edits, guided by what dualform's code does with them: for hours, outside of CI.
 
     pip install atheris
-    python -m tests.hostile.fuzz -max_total_time=3600
+    python -m tests.store.hostile.fuzz -max_total_time=3600
 
 Each input of atheris is read by hypothesis as the choices of one test. What it finds becomes a case in cases.py.
 """
@@ -20,7 +20,7 @@ def main() -> None:
     except ImportError:
         sys.exit("this needs atheris, which is not installed: pip install atheris")
     with atheris.instrument_imports(include=["dualform"]):
-        from tests.hostile.test_fuzz import test_bytes_in_the_middle_of_a_file, test_signed_edits
+        from tests.store.hostile.test_fuzz import test_bytes_in_the_middle_of_a_file, test_signed_edits
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     tests: list[Any] = [_entry(test_signed_edits), _entry(test_bytes_in_the_middle_of_a_file)]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.hostile.edits import FIRST, LAST, MANIFEST, SECOND
-from tests.hostile.forge import file_of
+from tests.store.hostile.edits import FIRST, LAST, MANIFEST, SECOND
+from tests.store.hostile.forge import file_of
 
 _TERABYTE = 1 << 40
 Put = Callable[[Path, bytes], None]  # something in the place of a file, given what was in it

@@ -13,8 +13,8 @@ import torch
 
 from dualform.errors import DualformError
 from dualform.store import Run
-from tests.hostile.ask import Answers, answers_of, escaped, everything
-from tests.hostile.runs import smallest
+from tests.store.hostile.ask import Answers, answers_of, escaped, everything
+from tests.store.hostile.runs import smallest
 from tests.tally import TRIED
 
 NOW_AND_THEN = 64

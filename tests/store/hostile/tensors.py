@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.hostile.edits import (
+from tests.store.hostile.edits import (
     LAST,
     SECOND,
     Case,
@@ -18,7 +18,7 @@ from tests.hostile.edits import (
     put,
     replace,
 )  # fmt: skip
-from tests.hostile.forge import LEFT_OUT, SIZES, Forged, Raw
+from tests.store.hostile.forge import LEFT_OUT, SIZES, Forged, Raw
 
 
 def tensor_cases(run: str, tensors: dict[str, Any]) -> Iterator[Case]:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.hostile.edits import LAST, SECOND, Case, Edit, poke, put, replace, set_manifest
-from tests.hostile.forge import LEFT_OUT, Forged, ForgedShard
+from tests.store.hostile.edits import LAST, SECOND, Case, Edit, poke, put, replace, set_manifest
+from tests.store.hostile.forge import LEFT_OUT, Forged, ForgedShard
 
 Array = NDArray[Any]
 

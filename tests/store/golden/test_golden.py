@@ -10,7 +10,7 @@ import pytest
 from dualform.errors import RunError
 from dualform.store import Run
 from dualform.store.schema import VERSION
-from tests.golden.make import RUNS, ask
+from tests.store.golden.make import RUNS, ask
 
 HERE = Path(__file__).parent
 VERSIONS = sorted(int(one.name) for one in HERE.iterdir() if one.name.isdigit())
