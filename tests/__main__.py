@@ -1,24 +1,31 @@
-"""Everything that has to pass before a change lands: `python -m tests`."""
+"""Run what has to pass before a change lands: `python -m tests`, or in about a minute `python -m tests --quick`.
 
+    python -m tests                         linter, formatter, types, and all tests but those marked long
+    python -m tests --quick                 the same without tests marked slow or browser, and with few random cases
+    python -m tests tests/store -x          anything else is passed on to pytest
+"""
+
+import os
 import subprocess
 import sys
 
-CHECKS = (
-    ["ruff", "check", "."],
-    ["ruff", "format", "--check", "."],
-    ["mypy"],
-    ["pytest"],
-)
+STATIC = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"])
+QUICK = "not slow and not browser and not long"
 
 
-def main() -> int:
-    for command in CHECKS:
+def main(arguments: list[str]) -> int:
+    tests, environment = ["pytest"], dict(os.environ)
+    if "--quick" in arguments:
+        arguments = [argument for argument in arguments if argument != "--quick"]
+        tests += ["-m", QUICK]
+        environment.setdefault("DUALFORM_TESTS", "quick")
+    for command in (*STATIC, [*tests, *arguments]):
         print("$", *command, flush=True)
-        code = subprocess.run([sys.executable, "-m", *command, *(sys.argv[1:] if command[0] == "pytest" else [])])
-        if code.returncode:
-            return code.returncode
+        code = subprocess.run([sys.executable, "-m", *command], env=environment).returncode
+        if code:
+            return code
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """Property tests are repeatable and have no time limit, for machines are noisy.
 
-DUALFORM_TESTS=thorough tries ten times as many cases, other ones each time.
+DUALFORM_TESTS=thorough tries ten times as many cases, other ones each time; DUALFORM_TESTS=quick tries few.
 """
 
 import os
@@ -12,6 +12,7 @@ from tests.tally import TRIED
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("usual", derandomize=True, max_examples=40, **_COMMON)  # type: ignore[arg-type]
+settings.register_profile("quick", derandomize=True, max_examples=6, **_COMMON)  # type: ignore[arg-type]
 settings.register_profile("thorough", max_examples=400, **_COMMON)  # type: ignore[arg-type]
 settings.load_profile(os.environ.get("DUALFORM_TESTS", "usual"))
 

@@ -21,6 +21,7 @@ from dualform.slots import Selection, Slots, StoredKeys
 from dualform.store import Run
 
 WIDTH = 48
+FEW = settings(max_examples=settings().max_examples // 2)
 
 
 def remember(path: Path, keys: Tensor, labels: Tensor, dtype: str, sync: int = 3, ids: Tensor | None = None) -> Memory:
@@ -70,7 +71,7 @@ def some_keys(draw: st.DrawFn) -> Tensor:
     return keys
 
 
-@settings(max_examples=25, deadline=None)
+@FEW
 @given(
     keys=some_keys(), dtype=st.sampled_from(["float16", "float32", "float64"]), k=st.integers(1, 9),
     by=st.sampled_from([None, "label"]), absolute=st.booleans(), portion=st.sampled_from([1, 1 << 24]),
@@ -105,7 +106,6 @@ def test_the_best_are_those_of_a_look_at_every_slot(
             assert chosen[found["slot"]].all()
 
 
-@settings(max_examples=40, deadline=None)
 @given(keys=some_keys(), dtype=st.sampled_from(["float16", "float64"]), scale=st.sampled_from([1e-4, 1.0, 1e4]))
 def test_no_weight_is_above_its_bound(keys: Tensor, dtype: str, scale: float) -> None:
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -137,7 +137,7 @@ def test_a_key_that_comes_again_ties_and_the_earlier_slot_is_first(tmp_path: Pat
         assert (slots[1::3] + 60).tolist() == slots[2::3].tolist()
 
 
-@settings(max_examples=15, deadline=None)
+@FEW
 @given(keys=some_keys(), k=st.integers(1, 5), by=st.sampled_from([None, "label"]), until=st.integers(0, 5))
 def test_examples_summed_up_once_score_as_their_slots_do(keys: Tensor, k: int, by: str | None, until: int) -> None:
     labels, queries = torch.arange(len(keys)) % 4, torch.randn(3, WIDTH, dtype=torch.float64)
