@@ -44,7 +44,7 @@ def noise() -> ImageSet:
 
 
 def keys_and_labels(path: Path, layer: str) -> tuple[Tensor, Tensor]:
-    """All keys of a layer as float32 and their labels, read as docs/format.md says."""
+    """All keys of a layer as float32 and their labels, read as docs/internals/format.md says."""
     shards = [load_file(file) for file in sorted(path.glob("shard-*.safetensors"))]
     shards = [shard for shard in shards if f"slots/{layer}/keys" in shard]
     rows = [

@@ -1,25 +1,110 @@
-"""Documents: files they point to are there, and the numbers in the page of results are those of its data."""
+"""Documents: the site builds, Python runs, commands and files they name are there, figures are those of the data."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.optim import Optimizer
 
-from dualform import viewer
+import dualform
+from dualform import errors, viewer
+from dualform.algebra import unregister
 from dualform.experiments.sections import number
+from dualform.inputs import read_inputs
+from tests.markdown import DOCS, ROOT, blocks, check_command, commands, links, read, run_python, without_measures
 
-DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = sorted(str(page.relative_to(ROOT)) for page in [*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md"])
+
+# Pages whose Python goes on where that of another ends; the page has to say so, by a link.
+PREDECESSORS = {
+    "docs/guides/recording.md": "docs/quickstart.md",
+    "docs/guides/asking.md": "docs/quickstart.md",
+    "docs/guides/what-if.md": "docs/quickstart.md",
+    "docs/guides/optimisers.md": "docs/quickstart.md",
+    "docs/viewer.md": "docs/quickstart.md",
+}
+# Pages whose Python is run by tests of their own: tests/test_reliability.py and tests/store/test_run.py.
+RUN_ELSEWHERE = {"docs/reliability.md", "docs/internals/format.md"}
+WITH_PYTHON = [page for page in PAGES if page not in RUN_ELSEWHERE and blocks(read(page), "python")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS)))
-def test_files_a_document_points_to_are_there(page: Path) -> None:
-    for target in re.findall(r"\]\(((?!https?:|#)[^)#]+)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}  # the theme's news of its successor
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert "WARNING" not in built.stdout + built.stderr
+    for page in (tmp_path / "site").rglob("*.html"):  # nothing is fetched from elsewhere when it is read
+        loaded = re.findall(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=\"?(https?:[^\s\">]+)", page.read_text())
+        assert not loaded, page
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_the_python_of_a_page_runs_and_prints_what_is_shown(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    before = PREDECESSORS.get(page)
+    if before:
+        assert Path(before).name in {Path(target).name for target in links(read(page))}
+        run_python([before], names)
+        capsys.readouterr()
+    run_python([page], names)
+    for defined in [value for value in names.values() if isinstance(value, type) and issubclass(value, Optimizer)]:
+        unregister(defined)  # other tests list what is registered
+    printed = without_measures(capsys.readouterr().out)
+    for shown in blocks(read(page), "text"):
+        assert without_measures(shown) in printed
+
+
+def test_the_run_of_the_viewers_page_has_what_the_viewer_can_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_python(["docs/quickstart.md", "docs/viewer.md"], {})
+    memory = dualform.load("runs/mine")
+    assert set(memory.about) == {"inputs", "class_names", "image_shape"}
+    inputs = read_inputs(memory.path / memory.about["inputs"])
+    assert inputs.labels is not None
+    assert inputs.images is not None
+    assert inputs.training_images is not None
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_a_document_names_exist(page: str) -> None:
+    for arguments in commands(read(page)):
+        check_command(arguments)
+    for module in re.findall(r"python -m ((?:benchmarks|tests)[.\w]*)", read(page)):
+        path = ROOT.joinpath(*module.rstrip(".").split("."))
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_a_document_points_to_are_there(page: str) -> None:
+    for target in links(read(page)):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_files_that_contributors_are_told_of_are_there() -> None:
+    for path in re.findall(r"`((?:dualform|tests|docs|benchmarks)/[\w/.]*)`", read("CONTRIBUTING.md")):
+        assert (ROOT / path).exists() or "NAME" in path, path
+
+
+def test_every_error_is_in_the_reference() -> None:
+    page = read("docs/api/errors.md")
+    classes = {name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert set(re.findall(r"^::: dualform\.errors\.(\w+)$", page, flags=re.MULTILINE)) == classes
+    (tree,) = blocks(page, "text")
+    assert set(re.findall(r"^[│├└─ ]*(\w+)", tree, flags=re.MULTILINE)) == classes
 
 
 def test_all_modules_of_the_viewers_page_are_told_of() -> None:

@@ -1,54 +1,43 @@
 """What the README shows is what happens: its Python runs, its commands exist, its numbers are of their kind."""
 
-import re
 from pathlib import Path
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
-import dualform
 from dualform.cli import app
-from dualform.viewer.exhibit import open_exhibit
+from tests.markdown import ROOT, blocks, check_command, commands, links, read, run_python, without_measures, words
 
-ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-OPTIMISERS, VIEWER = ((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("optimisers", "viewer"))
+README = read("README.md")
+MAX_WORDS = 500
 
 
-def blocks(language: str, page: str = README) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page, flags=re.DOTALL)
-
-
-def test_the_python_of_the_readme_runs(
+def test_its_python_runs_and_prints_what_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    torch.manual_seed(0)
-    names: dict[str, object] = {}
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), names)
-    for block in blocks("python", OPTIMISERS):  # with the README's memory, model and test images
-        names["memory"] = dualform.load("runs/digits")
-        exec(compile(block, "optimisers.md", "exec"), names)
-    for block in blocks("python", VIEWER):
-        exec(compile(block, "viewer.md", "exec"), names)
-    exhibit = open_exhibit("runs/mine")
-    assert (exhibit.kind, list(exhibit.missing)) == ("images", ["model"])
-    shown = re.sub(r"\d\.\de-\d\d", "N", capsys.readouterr().out.strip())
-    promised = re.sub(r"\d\.\de-\d\d", "N", blocks("text")[0].strip())
-    assert shown == promised
+    run_python(["README.md"], {})
+    (shown,) = blocks(README, "text")
+    assert without_measures(capsys.readouterr().out) == without_measures(shown)
 
 
-def test_the_commands_of_the_readme_exist() -> None:
-    commands = re.findall(r"^dualform (\w+)", "\n".join(blocks("bash")), flags=re.MULTILINE)
-    assert set(commands) == {"demo", "info", "verify", "attend", "view", "report", "reproduce"}
-    for command in commands:
-        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+def test_its_commands_exist() -> None:
+    for arguments in commands(README):
+        check_command(arguments)
+        assert CliRunner().invoke(app, [arguments[0], "--help"]).exit_code == 0
 
 
-def test_files_the_readme_points_to_are_there() -> None:
-    for target in re.findall(r"\]\(((?!https?:)[^)]+)\)", README):
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_files_it_points_to_are_there(page: str) -> None:
+    for target in links(read(page)):
         assert (ROOT / target).exists(), target
+
+
+def test_it_is_short() -> None:
+    assert len(words(README)) <= MAX_WORDS
+
+
+def test_words_are_those_of_the_prose() -> None:
+    code, table, comment = "```bash\nnot this\n```", "| nor | this |", "<!-- nor\nthis -->"
+    page = f"A [link](to/a place) & `code`.\n\n{code}\n\n{table}\n\n{comment}\n![And this](a.png)\n"
+    assert words(page) == ["A", "[link]", "`code`.", "![And", "this]"]

@@ -35,6 +35,7 @@ def run_example(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory / "runs" / "mine"
 
 
+@pytest.mark.slow
 def test_the_loop_of_the_page_survives_being_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = contents(run_example(tmp_path / "whole", monkeypatch))
     killed = tmp_path / "killed"

@@ -10,8 +10,8 @@ import dualform
 
 PACKAGE = Path(dualform.__file__).parent
 
-# A room may import from the rooms below it, and from itself: docs/architecture.md has their order.
-PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+# A room may import from the rooms below it, and from itself: docs/internals/architecture.md has their order.
+PAGE = (PACKAGE.parent / "docs" / "internals" / "architecture.md").read_text(encoding="utf-8")
 (LISTED,) = re.findall(r"```rooms\n(.*?)```", PAGE, flags=re.DOTALL)
 ROOMS = [re.split(r",\s*", re.split(r"\s{2,}", line)[0]) for line in LISTED.splitlines()]
 LEVEL = {room: level for level, rooms in enumerate(ROOMS) for room in rooms}

@@ -73,7 +73,7 @@ def test_a_run_is_files_anyone_can_read(run: Path) -> None:
 
 
 def after_two_steps(birth: Mapping[str, Array], chapter: Mapping[str, Array], values: Array) -> Array:
-    """What docs/format.md promises: W_2 = W_0 + sum of coefficients times E^T X."""
+    """What docs/internals/format.md promises: W_2 = W_0 + sum of coefficients times E^T X."""
     keys = chapter["slots/0/keys"][chapter["slots/0/key_index"]]
     weighted = values * np.repeat(chapter["slots/0/factors"][:, :1], chapter["slots/0/pass_rows"], axis=0)
     step_of_slot = np.repeat(chapter["slots/0/pass_step"], chapter["slots/0/pass_rows"])
@@ -107,7 +107,7 @@ def wide(tmp_path: Path) -> Path:
 def test_values_without_their_zeros_are_made_whole_as_the_page_says(wide: Path) -> None:
     birth, chapter = load_file(shard(wide, 0)), load_file(shard(wide, 1))
     assert chapter["slots/0/values"].ndim == 1
-    page = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/internals/format.md").read_text()
     (recipe,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "value_mask" in code)
     named: dict[str, Any] = {"np": np, "chapter": chapter, "d_out": 70}
     exec(recipe, named)
