@@ -94,8 +94,9 @@ def test_files_a_document_points_to_are_there(page: str) -> None:
         assert ((ROOT / page).parent / target).exists(), target
 
 
-def test_files_that_contributors_are_told_of_are_there() -> None:
-    for path in re.findall(r"`((?:dualform|tests|docs|benchmarks)/[\w/.]*)`", read("CONTRIBUTING.md")):
+@pytest.mark.parametrize("page", PAGES)
+def test_files_a_document_names_are_there(page: str) -> None:
+    for path in re.findall(r"`((?:dualform|tests|docs|benchmarks)/[\w/.]*)`", read(page)):
         assert (ROOT / path).exists() or "NAME" in path, path
 
 
