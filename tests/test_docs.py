@@ -52,6 +52,7 @@ def test_the_site_builds(tmp_path: Path) -> None:
         assert not loaded, page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_python_of_a_page_runs_and_prints_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
