@@ -2,7 +2,9 @@
 
     python -m tests                         linter, formatter, types, and all tests but those marked long
     python -m tests --quick                 the same without tests marked slow or browser, and with few random cases
-    python -m tests tests/store -x          anything else is passed on to pytest
+    python -m tests tests/store -x          the same of one room
+
+Other arguments are passed on to pytest.
 """
 
 import os

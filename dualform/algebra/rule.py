@@ -4,7 +4,7 @@
     RULE = Rule(COLUMNS, read, step, MOMENTUM, MOMENTS, advance)    # divides elementwise: Adam and friends
 
 Columns are the rule's own, and nobody else asks for one by name: an optimiser may call its learning rate as it likes.
-One file each, and that is all it takes: see docs/optimisers.md.
+One file each, and that is all it takes: see docs/guides/optimisers.md.
 """
 
 from collections.abc import Callable, Mapping

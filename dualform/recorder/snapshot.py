@@ -11,7 +11,7 @@ from dualform.store import Column, clean_name
 
 
 def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Column]:
-    """Return a copy of everything, named as docs/format.md says."""
+    """Return a copy of everything, named as docs/internals/format.md says."""
     names = {id(p): clean_name(name) for name, p in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     tensors |= {f"parameters/{clean_name(name)}": p for name, p in model.named_parameters(remove_duplicate=False)}

@@ -5,7 +5,7 @@
     shard[slot_tensor("fc", "keys")]
 
 Coefficients belong to parameters, slots to layers: a layer *uses* parameters, and a parameter may have several uses,
-like a head that is tied to an embedding. docs/format.md describes the same for people. Nothing here touches a file.
+like a head that is tied to an embedding. docs/internals/format.md describes the same for people.
 """
 
 import json
