@@ -8,6 +8,7 @@
 Everything it needs comes with the package, and it takes seconds.
 """
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,14 +24,11 @@ from torch import Tensor, nn
 
 import dualform
 from dualform import plots
-from dualform.attention.spotlight import LayerSpotlight
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
 from dualform.errors import UnknownName
 from dualform.experiments.loops import epochs, one_thread, seeded
 from dualform.inputs import INPUTS, save_inputs
-from dualform.store import Run
-from dualform.table import Table
 
 MODEL = "dualform.experiments.demo:network"
 PNG, CONTRIBUTION_PNG, PDF = "spotlight.png", "contribution.png", "spotlight.pdf"
@@ -144,20 +142,20 @@ class Contributions:
     target: int  # the predicted class
     initial: float
     logit: float
-    totals: Table  # per class of training digits: label, total
-    digits: Table  # a training digit a row, summed over its visits: id, label, attention, contribution
+    totals: dualform.Table  # per class of training digits: label, total
+    digits: dualform.Table  # a training digit a row, summed over its visits: id, label, attention, contribution
 
-    def highest(self, count: int = SHOWN) -> Table:
+    def highest(self, count: int = SHOWN) -> dualform.Table:
         """The training digits that speak most for the class."""
         return self._ranked(-self.digits["contribution"], count)
 
-    def lowest(self, count: int = SHOWN) -> Table:
+    def lowest(self, count: int = SHOWN) -> dualform.Table:
         """The training digits that speak most against the class, or least for it if none does."""
         return self._ranked(self.digits["contribution"], count)
 
-    def _ranked(self, by: NDArray[Any], count: int) -> Table:
+    def _ranked(self, by: NDArray[Any], count: int) -> dualform.Table:
         best = np.argsort(by, kind="stable")[:count]
-        return Table({name: column[best] for name, column in self.digits.as_arrays().items()})
+        return dualform.Table({name: column[best] for name, column in self.digits.as_arrays().items()})
 
     def to_dict(self) -> dict[str, Any]:
         tables = {"totals": self.totals, "for": self.highest(), "against": self.lowest()}
@@ -172,8 +170,8 @@ class Explanation:
     index: int  # of the digit in the test set
     predicted: int
     true: int
-    top: dict[str, Table]
-    totals: dict[str, Table]
+    top: dict[str, dualform.Table]
+    totals: dict[str, dualform.Table]
     contributions: Contributions
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,14 +201,14 @@ def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], t
     ]
 
 
-def contributions(layer: LayerSpotlight, targets: Sequence[int]) -> list[Contributions]:
+def contributions(layer: dualform.LayerSpotlight, targets: Sequence[int]) -> list[Contributions]:
     """What is behind the logit of one class for each query: no digit is left out, so lowest ones are known too."""
     asked = layer.contribution(targets)
     each = dualform.Total(by=("id", "label"))
     totals, digits = asked.collect(dualform.Total(by="label"), each)
     (attention,) = layer.collect(each)
     sums = {"attention": attention["total"], "contribution": digits["total"]}
-    both = Table(digits.without("total").as_arrays() | sums)
+    both = dualform.Table(digits.without("total").as_arrays() | sums)
     numbers = zip(targets, asked.initial().tolist(), asked.output().tolist(), strict=True)
     return [
         Contributions(*one, *(table.where(query=row).without("query") for table in (totals, both)))
@@ -306,7 +304,9 @@ def draw(explanations: Sequence[Explanation], digits: ImageSet, path: Path) -> N
 
 def is_demo(path: Path) -> bool:
     """Whether a directory holds a run of this demo, which may be replaced without asking."""
-    try:
-        return Run(path).manifest.about.get("model") == MODEL
-    except dualform.DualformError:
-        return False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a damaged run: it is about to go
+        try:
+            return dualform.load(path).about.get("model") == MODEL
+        except dualform.DualformError:
+            return False

@@ -19,7 +19,6 @@ from dualform import plots
 from dualform.experiments.cases import Chosen
 from dualform.experiments.room import FIGURES
 from dualform.experiments.tasks import Task, training_images
-from dualform.table import Table
 
 _GROUPS = ("task", "label")
 _QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
@@ -44,7 +43,7 @@ class Answers:
     """What the memory says of one input: question -> layer -> table."""
 
     case: Chosen
-    tables: dict[str, dict[str, Table]]
+    tables: dict[str, dict[str, dualform.Table]]
 
 
 def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[Chosen]) -> list[Answers]:
@@ -99,7 +98,7 @@ def _shown(case: Chosen) -> plots.Case:
     return plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
 
 
-def _top_images(tables: dict[str, dict[str, Table]], tasks: Sequence[Task]) -> Iterator[plots.TopImages]:
+def _top_images(tables: dict[str, dict[str, dualform.Table]], tasks: Sequence[Task]) -> Iterator[plots.TopImages]:
     raw = training_images(tasks)
     for layer, visits in tables["visits"].items():
         images = tables["images"][layer]

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import dualform
 from dualform.experiments.tasks import Examples, Task
 from dualform.experiments.training import predictions
-from dualform.table import Table
 
 Classes = NDArray[np.int64]
 Agreement = dict[str, float]  # wrong_target, wrong_output, right: per cent
@@ -70,7 +69,7 @@ def attended_classes(
     return plain, {layer: _most(totals) for layer, (_, totals) in found.items()}
 
 
-def _most(totals: Table) -> Classes:
+def _most(totals: dualform.Table) -> Classes:
     """The class with the highest total of each query."""
     classes = np.unique(totals["label"]).astype(np.int64)
     most: Classes = classes[totals["total"].reshape(-1, len(classes)).argmax(axis=1)]

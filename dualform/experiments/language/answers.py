@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.attention.questions import Top
+import dualform
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import QueryError
-from dualform.memory import Memory
 from dualform.text import Passage, Text, passages, prompt_passage
 
 POSITION = "position"
@@ -63,7 +62,12 @@ def _plain(answer: LayerAnswer) -> dict[str, Any]:
 
 
 def ask(
-    memory: Memory, model: nn.Module, text: Text, prompt: str, most: int = 3, layers: Sequence[str] | None = None
+    memory: dualform.Memory,
+    model: nn.Module,
+    text: Text,
+    prompt: str,
+    most: int = 3,
+    layers: Sequence[str] | None = None,
 ) -> Answer:
     """The `most` passages with the highest attention, of each layer or of those named."""
     if POSITION not in memory.tags:
@@ -71,7 +75,7 @@ def ask(
     ids = encode_prompt(prompt, text)
     tokens = torch.from_numpy(ids)[None]  # (1, time)
     spotlight = memory.attend(model, tokens, rows=-1)
-    summed, single = Top(_HITS * most, per=POSITION), Top(_HITS * most)
+    summed, single = dualform.Top(_HITS * most, per=POSITION), dualform.Top(_HITS * most)
     found = {}
     for name in layers or spotlight:
         merged = memory.merged_by is not None

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+import dualform
 from dualform.experiments.language.answers import POSITION, next_logits
 from dualform.experiments.language.network import LAYER, LanguageModel
-from dualform.memory import Memory
 from dualform.text import Text
 
 QUERIES, TOP = 200, 10
@@ -44,7 +44,7 @@ class Quality:
         return {"queries": self.queries, "top": TOP, **{name: vars(way) for name, way in ways.items()}}
 
 
-def measure(memory: Memory, model: LanguageModel, text: Text, test: Text, seed: int = 0) -> Quality:
+def measure(memory: dualform.Memory, model: LanguageModel, text: Text, test: Text, seed: int = 0) -> Quality:
     """Ask about the ends of random stretches of the test text."""
     prompts = _prompts(test, seed)
     asked = prompts[:, -1].numpy()  # (queries,)

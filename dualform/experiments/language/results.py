@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import dualform
 from dualform.datasets.corpus import Corpus
-from dualform.dual.certificate import Certificate
 from dualform.experiments.language.answers import Answer, Expected
 from dualform.experiments.language.network import LAYER
 from dualform.experiments.language.plan import Experiment, Query
@@ -35,7 +35,7 @@ class Findings:
     text: Text
     recipe: Recipe
     kept: str  # merged | keys | values
-    certificate: Certificate | None  # of a run with values
+    certificate: dualform.Certificate | None  # of a run with values
     seconds: Mapping[str, float]
     training_perplexity: Sequence[tuple[int, float]]
     test_perplexity: float
