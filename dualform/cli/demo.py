@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dualform.experiments.demo import Explanation, Trained
+    from dualform.experiments.demo import DigitClassifier, Explanation
 
 _DEMO = Path("runs/demo")
 _WORDS = (
@@ -65,7 +65,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise RunExists(f"{out} is not empty; choose another directory with --out, or replace a run with --overwrite")
 
 
-def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> None:
+def _tell(out: "Console", explanation: "Explanation", trained: "DigitClassifier") -> None:
     """One prediction: its attention per class, the digits behind it, and how its logit adds up."""
     from dualform import terminal
     from dualform.experiments.demo import picture
@@ -84,7 +84,7 @@ def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> Non
 
 
 def _tell_contributions(
-    out: "Console", explanation: "Explanation", trained: "Trained", styles: "Mapping[int, str]"
+    out: "Console", explanation: "Explanation", trained: "DigitClassifier", styles: "Mapping[int, str]"
 ) -> None:
     """How the logit of the predicted class adds up, and the training digits at both ends."""
     from dualform import terminal

@@ -71,7 +71,7 @@ def network() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Trained:
+class DigitClassifier:
     """A trained network with what it was trained and tested on."""
 
     model: nn.Module
@@ -92,7 +92,7 @@ def train(
     seed: int = 0,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
-) -> Trained:
+) -> DigitClassifier:
     """Train and record; the same seed gives the same run. `progress` is called with each step's number."""
     make = OPTIMIZERS[known(optimizer)]
     digits = load()
@@ -119,7 +119,7 @@ def train(
         training_images=digits.train.raw,
     )
     with torch.no_grad():
-        return Trained(model, digits, inputs, model(inputs).argmax(dim=1))
+        return DigitClassifier(model, digits, inputs, model(inputs).argmax(dim=1))
 
 
 def chosen(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
@@ -182,7 +182,9 @@ class Explanation:
         return about | {"layers": layers, "contribution": self.contributions.to_dict()}
 
 
-def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = SHOWN) -> list[Explanation]:
+def explain(
+    memory: dualform.Memory, trained: DigitClassifier, indices: Sequence[int], top: int = SHOWN
+) -> list[Explanation]:
     """Ask the memory about test digits; visits to the same training digit are summed."""
     spotlight = memory.attend(trained.model, trained.inputs[list(indices)])
     answers = spotlight.collect(dualform.Top(top, per="id"), dualform.Total(by="label"))
@@ -257,7 +259,7 @@ class Outcome:
 
     path: Path
     optimizer: str
-    trained: Trained
+    trained: DigitClassifier
     certificate: dualform.Certificate
     explanations: list[Explanation]
 

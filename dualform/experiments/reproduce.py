@@ -27,7 +27,7 @@ from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Fi
 from dualform.experiments.room import RUNS
 from dualform.experiments.sections import sections
 from dualform.experiments.tasks import tasks
-from dualform.experiments.training import Trained, predictions, save_test_sets, train
+from dualform.experiments.training import TrainedClassifier, predictions, save_test_sets, train
 
 
 def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stage = silent) -> Outcome:
@@ -72,7 +72,7 @@ def _numbered(stage: Stage, seed: int, seeds: int) -> Stage:
     return lambda what, steps: stage(prefix + what, steps)
 
 
-def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[Trained, dualform.Memory]:
+def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[TrainedClassifier, dualform.Memory]:
     with stage("training", planned.ends[-1]) as done:
         trained = train(planned.phases, planned.recipe, seed=seed, path=path, progress=done)
     if planned.settings.keep_run:
@@ -80,7 +80,7 @@ def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[Trained,
     return trained, dualform.load(path)
 
 
-def _question(planned: Plan, seed: int, trained: Trained, memory: dualform.Memory, stage: Stage) -> Network:
+def _question(planned: Plan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage) -> Network:
     """The certificate, and what the paper measures on whole test sets."""
     name, model = planned.experiment.name, trained.model
     began = perf_counter()

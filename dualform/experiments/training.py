@@ -47,7 +47,7 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
     model: nn.Module
     accuracies: list[dict[str, float]]  # after each phase: per cent by task
     seconds: float
@@ -87,7 +87,7 @@ def train(
     seed: int,
     path: Path,
     progress: Callable[[int], None] = lambda step: None,
-) -> Trained:
+) -> TrainedClassifier:
     """Train through all phases with one optimiser, recording everything; the same seed gives the same run."""
     model = seeded(recipe.network, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
@@ -110,7 +110,7 @@ def train(
             since = perf_counter()
             accuracies.append({task.name: accuracy(model, task.test) for task in every})
             tested += perf_counter() - since
-    return Trained(model, accuracies, perf_counter() - began - tested)
+    return TrainedClassifier(model, accuracies, perf_counter() - began - tested)
 
 
 def _about(recipe: Recipe, every: Sequence[Task]) -> dict[str, Any]:

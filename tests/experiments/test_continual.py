@@ -9,10 +9,10 @@ import dualform
 from dualform.experiments.cases import Chosen
 from dualform.experiments.continual import accuracies, attention_matrices, story
 from dualform.experiments.tasks import Task
-from dualform.experiments.training import SMALL, Phase, Trained, accuracy, train
+from dualform.experiments.training import SMALL, Phase, TrainedClassifier, accuracy, train
 from tests.experiments.images import two_tasks
 
-Run = tuple[list[Task], Trained, dualform.Memory]
+Run = tuple[list[Task], TrainedClassifier, dualform.Memory]
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ class Recipe:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedLanguageModel:
     """A trained model, and how its training went."""
 
     model: LanguageModel
@@ -68,7 +68,7 @@ class Trained:
 
 def train(
     text: Text, recipe: Recipe, path: Path, *, seed: int, kept: str, progress: Progress = lambda step, note: None
-) -> Trained:
+) -> TrainedLanguageModel:
     """Train on a text and record the LSTM to `path`: its keys summed over visits, its keys, or its values too."""
     model = seeded(lambda: recipe.network(len(text.vocabulary)), seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
@@ -87,7 +87,7 @@ def train(
             meter.add(loss)
             progress(step, f"perplexity {math.exp(meter.running):,.1f}")
     text.save(path / TEXT)
-    return Trained(model, meter.noted(), perf_counter() - began)
+    return TrainedLanguageModel(model, meter.noted(), perf_counter() - began)
 
 
 def _learn(

@@ -8,7 +8,7 @@ import pytest
 import dualform
 from dualform.datasets import tokens
 from dualform.datasets.corpus import Corpus, Part
-from dualform.experiments.language.training import KEYS, MERGED, Recipe, Trained, train
+from dualform.experiments.language.training import KEYS, MERGED, Recipe, TrainedLanguageModel, train
 from dualform.text import Text
 
 RECIPE = Recipe(embedding=4, hidden=6, dropout=0.2, lr=1e-2, clip=1.0, batch=4, span=7, steps=40)
@@ -25,7 +25,7 @@ class Case:
 
     text: Text
     test: Text
-    trained: Trained
+    trained: TrainedLanguageModel
     memory: dualform.Memory
     merged: dualform.Memory
     path: Path
