@@ -15,7 +15,7 @@ from dualform.experiments.tasks import Task
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PaperCase:
     """A case of the paper: a class of one of the tasks, and what the network should make of it."""
 
     task: int  # number of the task
@@ -25,7 +25,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedInput:
     """A test input, and what the network says of it."""
 
     task: Task
@@ -54,17 +54,19 @@ class Chosen:
         return self.task.test.images[self.index]
 
 
-def choose(wanted: Sequence[Wanted], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[Chosen]:
+def select_paper_cases(
+    wanted: Sequence[PaperCase], tasks: Sequence[Task], predictions: Sequence[Tensor]
+) -> list[SelectedInput]:
     """The paper's cases among the test inputs; `predictions` are the network's, by task."""
     found = []
     for case in wanted:
         task, predicted = tasks[case.task], predictions[case.task]
         index = _first(case, task.test.labels, predicted)
-        found.append(Chosen(task, index, case.label, int(predicted[index]), case.figures))
+        found.append(SelectedInput(task, index, case.label, int(predicted[index]), case.figures))
     return found
 
 
-def _first(case: Wanted, labels: Tensor, predicted: Tensor) -> int:
+def _first(case: PaperCase, labels: Tensor, predicted: Tensor) -> int:
     """The first of its class that fits best."""
     own, right = labels == case.label, predicted == labels
     as_told = own & right if case.taken_for is None else own & (predicted == case.taken_for)
@@ -75,7 +77,7 @@ def _first(case: Wanted, labels: Tensor, predicted: Tensor) -> int:
     raise QueryError(f"there is no test input of class {case.label}")
 
 
-def named(names: Sequence[str], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[Chosen]:
+def select_named(names: Sequence[str], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[SelectedInput]:
     """Inputs a user names: `12`, or with several tasks `fashion-mnist:12`."""
     known = {task.name: number for number, task in enumerate(tasks)}
     found = []
@@ -86,7 +88,7 @@ def named(names: Sequence[str], tasks: Sequence[Task], predictions: Sequence[Ten
         number = known[of] if of else 0
         index = _index(digits, len(tasks[number].test))
         true, predicted = int(tasks[number].test.labels[index]), int(predictions[number][index])
-        found.append(Chosen(tasks[number], index, true, predicted, figures=""))
+        found.append(SelectedInput(tasks[number], index, true, predicted, figures=""))
     return found
 
 

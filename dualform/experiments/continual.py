@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 import dualform
-from dualform.experiments.cases import Chosen
+from dualform.experiments.cases import SelectedInput
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import accuracy
 
@@ -40,7 +40,7 @@ def accuracies(memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task],
 class Story:
     """A digit mistaken after the second task: as it is, with one class of that task muted, with all of it muted."""
 
-    case: Chosen
+    case: SelectedInput
     muted_task: str
     muted_class: str
     before: dict[str, float]  # probability by class name of the digit's own task
@@ -66,7 +66,7 @@ def most_likely(probabilities: Mapping[str, float]) -> str:
     return max(probabilities, key=probabilities.__getitem__)
 
 
-def story(memory: dualform.Memory, model: nn.Module, case: Chosen, second: Task) -> Story:
+def story(memory: dualform.Memory, model: nn.Module, case: SelectedInput, second: Task) -> Story:
     """Mute the second task's class whose output the digit was taken for, and nothing else; then all of that task."""
     without_class = memory.without(task=second.name, label=case.predicted).model(model)
     without_task = memory.without(task=second.name).model(model)
@@ -74,7 +74,7 @@ def story(memory: dualform.Memory, model: nn.Module, case: Chosen, second: Task)
     return Story(case, second.name, second.class_names[case.predicted], *said)
 
 
-def _probabilities(network: nn.Module, case: Chosen) -> dict[str, float]:
+def _probabilities(network: nn.Module, case: SelectedInput) -> dict[str, float]:
     with torch.no_grad():
         found = network(case.image[None]).softmax(dim=1)[0]
     return dict(zip(case.task.class_names, found.tolist(), strict=True))

@@ -122,7 +122,7 @@ def train(
         return DigitClassifier(model, digits, inputs, model(inputs).argmax(dim=1))
 
 
-def chosen(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
+def select_digits(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
     """The first misclassified digit, if there is any, then the first correct ones, each of a new class."""
     wrong = torch.nonzero(predictions != labels).flatten().tolist()
     right = torch.nonzero(predictions == labels).flatten().tolist()
@@ -288,7 +288,7 @@ def run(
     trained = train(path, optimizer=optimizer, steps=steps, overwrite=overwrite, progress=progress)
     memory = dualform.load(path)
     with one_thread():
-        explanations = explain(memory, trained, chosen(trained.predictions, trained.digits.test.labels))
+        explanations = explain(memory, trained, select_digits(trained.predictions, trained.digits.test.labels))
         certificate = memory.verify()
     draw(explanations, trained.digits, path)
     return Outcome(path, known(optimizer), trained, certificate, explanations)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dualform
 from dualform import plots
-from dualform.experiments.cases import Chosen
+from dualform.experiments.cases import SelectedInput
 from dualform.experiments.room import FIGURES
 from dualform.experiments.tasks import Task, training_images
 
@@ -42,11 +42,11 @@ class Drawing:
 class Answers:
     """What the memory says of one input: question -> layer -> table."""
 
-    case: Chosen
+    case: SelectedInput
     tables: dict[str, dict[str, dualform.Table]]
 
 
-def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[Chosen]) -> list[Answers]:
+def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput]) -> list[Answers]:
     """All questions about all cases, each layer read once."""
     found = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
     return [
@@ -82,7 +82,7 @@ def save(figure: Any, out: Path, name: str, caption: str) -> Drawing:
     return Drawing(Path(FIGURES) / f"{name}.png", caption)
 
 
-def _caption(name: str, case: Chosen) -> str:
+def _caption(name: str, case: SelectedInput) -> str:
     what = {
         "attention": "The 500 highest attention weights (absolute values) of each class, in descending order",
         "totals": "Attention weights (absolute values) summed over all slots of each class",
@@ -93,7 +93,7 @@ def _caption(name: str, case: Chosen) -> str:
     return f"{what[name]}. Test input {case.index}, {case.title}{of_the_paper}."
 
 
-def _shown(case: Chosen) -> plots.Case:
+def _shown(case: SelectedInput) -> plots.Case:
     image = _pictures(case.task.test.raw[case.index], case.task)
     return plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from dualform.errors import UnknownName
-from dualform.experiments.cases import Wanted
+from dualform.experiments.cases import PaperCase
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import PAPER, SMALL, Phase, Recipe
 
@@ -26,24 +26,24 @@ class Experiment:
     tasks: int
     steps: tuple[int, ...]  # of each phase
     small_steps: tuple[int, ...]  # with the embedded digits
-    cases: tuple[Wanted, ...]
+    cases: tuple[PaperCase, ...]
 
 
 EXPERIMENTS = {
     "single": Experiment(
         "single", "Single-task image classification", 1, (3000,), (400,),
-        (Wanted(0, 6, "3a, 4, 5, 8"), Wanted(0, 3, "10a, 11, 12, 13")),
+        (PaperCase(0, 6, "3a, 4, 5, 8"), PaperCase(0, 3, "10a, 11, 12, 13")),
     ),
     "joint": Experiment(
         "joint", "Joint training on two tasks", 2, (5000,), (600,),
-        (Wanted(1, 9, "3b, 6, 7, 9"), Wanted(1, 3, "10b, 14, 15, 16"), Wanted(1, 5, "10c, 17, 18, 19")),
+        (PaperCase(1, 9, "3b, 6, 7, 9"), PaperCase(1, 3, "10b, 14, 15, 16"), PaperCase(1, 5, "10c, 17, 18, 19")),
     ),
     "continual": Experiment(
         "continual", "Continual learning of two tasks", 2, (3000, 3000), (400, 400),
         (
-            Wanted(0, 1, "10d, 20, 21, 22", taken_for=3),
-            Wanted(1, 3, "10e, 23, 24, 25"),
-            Wanted(0, 7, "10f, 26, 27, 28"),
+            PaperCase(0, 1, "10d, 20, 21, 22", taken_for=3),
+            PaperCase(1, 3, "10e, 23, 24, 25"),
+            PaperCase(0, 7, "10f, 26, 27, 28"),
         ),
     ),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from dualform import plots
 from dualform.datasets import catalogue
 from dualform.datasets.images import ImageSet
 from dualform.experiments import continual, figures, table1
-from dualform.experiments.cases import choose, named
+from dualform.experiments.cases import select_named, select_paper_cases
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
 from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Findings, Network, document
@@ -36,7 +36,7 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
     names = names_of_tasks(experiment, settings.dataset)
     planned = plan(experiment, settings, tasks([_load(name, settings.data, stage) for name in names]))
     # A wrong number is to be known before the training, not after it: any predictions will do for that.
-    named(settings.index, planned.tasks, [task.test.labels for task in planned.tasks])
+    select_named(settings.index, planned.tasks, [task.test.labels for task in planned.tasks])
     out.mkdir(parents=True, exist_ok=True)
     networks, drawn = [], Drawn([])
     for seed in range(settings.seeds):
@@ -98,7 +98,7 @@ def _draw(planned: Plan, memory: dualform.Memory, model: nn.Module, network: Net
     """Figures of the paper's cases, or of those asked for; and of both tasks where one was forgotten."""
     on, asked = planned.tasks, planned.settings.index
     said = [predictions(model, task.test.images) for task in on]
-    cases = named(asked, on, said) if asked else choose(planned.experiment.cases, on, said)
+    cases = select_named(asked, on, said) if asked else select_paper_cases(planned.experiment.cases, on, said)
     drawn = Drawn([
         CaseFigures(answers.case, figures.draw(answers, on, planned.ends, out))
         for answers in figures.ask(memory, model, cases)

@@ -8,7 +8,7 @@ from typing import Any
 
 import dualform
 from dualform.experiments import table1
-from dualform.experiments.cases import Chosen
+from dualform.experiments.cases import SelectedInput
 from dualform.experiments.continual import Accuracies, Story
 from dualform.experiments.figures import Drawing
 from dualform.experiments.plan import Plan
@@ -46,7 +46,7 @@ class Network:
 
 @dataclass(frozen=True)
 class CaseFigures:
-    case: Chosen
+    case: SelectedInput
     drawings: list[Drawing]
 
 

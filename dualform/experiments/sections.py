@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dualform.experiments import table1
-from dualform.experiments.cases import Chosen
+from dualform.experiments.cases import SelectedInput
 from dualform.experiments.continual import Story, most_likely
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, Findings
@@ -162,5 +162,5 @@ def _rounded(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 0.5 else "–"
 
 
-def _heading(case: Chosen) -> str:
+def _heading(case: SelectedInput) -> str:
     return f"{case.title} (test input {case.index})"
