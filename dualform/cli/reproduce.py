@@ -141,10 +141,10 @@ for _name, _summary in _LANGUAGE.items():
 def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tuple[Path, Console, Stage]":
     """Room for the results, where to tell of them, and where progress goes."""
     from dualform import terminal
-    from dualform.experiments.room import make_room
+    from dualform.experiments.result_files import prepare_directory
 
     place = out or Path("results") / name
-    make_room(place, overwrite)
+    prepare_directory(place, overwrite)
     screen = terminal.console()
     return place, screen, partial(terminal.progress, quiet(screen, as_json))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import dualform
 from dualform import plots
 from dualform.experiments.cases import SelectedInput
-from dualform.experiments.room import FIGURES
+from dualform.experiments.result_files import FIGURES
 from dualform.experiments.tasks import Task, training_images
 
 _GROUPS = ("task", "label")

@@ -9,7 +9,7 @@ from typing import Any
 
 from dualform.datasets.download import Progress
 from dualform.experiments.page import Section, to_html, to_markdown
-from dualform.experiments.room import DOCUMENT, MARKDOWN, PAGE
+from dualform.experiments.result_files import DOCUMENT, MARKDOWN, PAGE
 
 Stage = Callable[[str, int], AbstractContextManager[Callable[..., None]]]  # what begins, and of how many steps
 

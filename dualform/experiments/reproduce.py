@@ -23,8 +23,8 @@ from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import select_named, select_paper_cases
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
+from dualform.experiments.result_files import RUNS
 from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Findings, Network, document
-from dualform.experiments.room import RUNS
 from dualform.experiments.sections import sections
 from dualform.experiments.tasks import tasks
 from dualform.experiments.training import TrainedClassifier, predictions, save_test_sets, train

@@ -21,7 +21,7 @@ from dualform.experiments.language.quality import measure
 from dualform.experiments.language.results import Findings, document, sections
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, perplexity, train
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
-from dualform.experiments.room import RUNS
+from dualform.experiments.result_files import RUNS
 from dualform.text import Text
 
 _MOST = 4 << 30  # bytes for the keys of every visit, beyond which they are summed up

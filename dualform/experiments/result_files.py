@@ -10,7 +10,7 @@ DOCUMENT, MARKDOWN, PAGE = "results.json", "results.md", "index.html"
 FIGURES, RUNS = "figures", "runs"
 
 
-def make_room(out: Path, overwrite: bool) -> None:
+def prepare_directory(out: Path, overwrite: bool) -> None:
     """Results go only if told, and anything else never."""
     if out.exists() and not out.is_dir():
         raise RunExists(f"{out} is a file; results need a directory of their own")
