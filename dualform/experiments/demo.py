@@ -254,7 +254,7 @@ def _question(explanation: Explanation, question: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DemoResult:
     """What the demo has to tell."""
 
     path: Path
@@ -281,7 +281,7 @@ def run(
     steps: int = STEPS,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
-) -> Outcome:
+) -> DemoResult:
     """Train, verify, ask about a few test digits, and draw the answers beside the run."""
     plots.require()
     path = Path(path)
@@ -291,7 +291,7 @@ def run(
         explanations = explain(memory, trained, select_digits(trained.predictions, trained.digits.test.labels))
         certificate = memory.verify()
     draw(explanations, trained.digits, path)
-    return Outcome(path, known(optimizer), trained, certificate, explanations)
+    return DemoResult(path, known(optimizer), trained, certificate, explanations)
 
 
 def draw(explanations: Sequence[Explanation], digits: ImageSet, path: Path) -> None:

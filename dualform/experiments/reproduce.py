@@ -24,7 +24,15 @@ from dualform.experiments.cases import select_named, select_paper_cases
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
 from dualform.experiments.result_files import RUNS
-from dualform.experiments.results import CAPTIONS, VIEWS, CaseFigures, Drawn, Findings, Network, document
+from dualform.experiments.results import (
+    CAPTIONS,
+    VIEWS,
+    CaseFigures,
+    FigureResults,
+    ImageResults,
+    NetworkResults,
+    document,
+)
 from dualform.experiments.sections import sections
 from dualform.experiments.tasks import tasks
 from dualform.experiments.training import TrainedClassifier, predictions, save_test_sets, train
@@ -38,7 +46,7 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
     # A wrong number is to be known before the training, not after it: any predictions will do for that.
     select_named(settings.index, planned.tasks, [task.test.labels for task in planned.tasks])
     out.mkdir(parents=True, exist_ok=True)
-    networks, drawn = [], Drawn([])
+    networks, drawn = [], FigureResults([])
     for seed in range(settings.seeds):
         with _place(out, seed, settings.keep_run) as path:
             at = _numbered(stage, seed, settings.seeds)
@@ -47,7 +55,7 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
             if seed == 0:
                 with at("drawing figures", 1):
                     drawn = _draw(planned, memory, trained.model, networks[0], out)
-        outcome = _written(out, Findings(planned, networks, drawn))
+        outcome = _written(out, ImageResults(planned, networks, drawn))
     return outcome
 
 
@@ -80,7 +88,9 @@ def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[TrainedC
     return trained, dualform.load(path)
 
 
-def _question(planned: Plan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage) -> Network:
+def _question(
+    planned: Plan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage
+) -> NetworkResults:
     """The certificate, and what the paper measures on whole test sets."""
     name, model = planned.experiment.name, trained.model
     began = perf_counter()
@@ -91,15 +101,17 @@ def _question(planned: Plan, seed: int, trained: TrainedClassifier, memory: dual
         found = table1.measure(memory, model, planned.tasks[0]) if name == "single" else None
         views = continual.accuracies(memory, model, planned.tasks, planned.ends[0]) if name == "continual" else None
     seconds = {"training": trained.seconds, "verifying": verified - began, "asking": perf_counter() - verified}
-    return Network(seed, trained.accuracies, certificate, seconds, found, views)
+    return NetworkResults(seed, trained.accuracies, certificate, seconds, found, views)
 
 
-def _draw(planned: Plan, memory: dualform.Memory, model: nn.Module, network: Network, out: Path) -> Drawn:
+def _draw(
+    planned: Plan, memory: dualform.Memory, model: nn.Module, network: NetworkResults, out: Path
+) -> FigureResults:
     """Figures of the paper's cases, or of those asked for; and of both tasks where one was forgotten."""
     on, asked = planned.tasks, planned.settings.index
     said = [predictions(model, task.test.images) for task in on]
     cases = select_named(asked, on, said) if asked else select_paper_cases(planned.experiment.cases, on, said)
-    drawn = Drawn([
+    drawn = FigureResults([
         CaseFigures(answers.case, figures.draw(answers, on, planned.ends, out))
         for answers in figures.ask(memory, model, cases)
     ])  # fmt: skip
@@ -111,7 +123,7 @@ def _draw(planned: Plan, memory: dualform.Memory, model: nn.Module, network: Net
         "accuracies": plots.accuracies({VIEWS[view]: found for view, found in network.views.items()}),
         "matrix": plots.attention_matrix(matrices, plots.Tasks({task.name: task.class_names for task in on})),
     }
-    return Drawn(
+    return FigureResults(
         drawn.cases,
         [figures.save(figure, out, name, CAPTIONS[name]) for name, figure in shown.items()],
         [continual.story(memory, model, case, on[1]) for case in mistaken],
@@ -119,6 +131,6 @@ def _draw(planned: Plan, memory: dualform.Memory, model: nn.Module, network: Net
     )
 
 
-def _written(out: Path, findings: Findings) -> Outcome:
+def _written(out: Path, findings: ImageResults) -> Outcome:
     found = document(findings)
     return write(out, findings.title, found, sections(findings, found))

@@ -33,7 +33,7 @@ CAPTIONS = {
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkResults:
     """What was found about one network."""
 
     seed: int
@@ -51,7 +51,7 @@ class CaseFigures:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class FigureResults:
     """What was drawn and told of the first network."""
 
     cases: list[CaseFigures]
@@ -61,12 +61,12 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Findings:
+class ImageResults:
     """All there is to report."""
 
     plan: Plan
-    networks: list[Network]
-    drawn: Drawn
+    networks: list[NetworkResults]
+    drawn: FigureResults
 
     @property
     def title(self) -> str:
@@ -87,7 +87,7 @@ class Findings:
         return self.plan.settings.dataset == "mnist"
 
 
-def document(found: Findings) -> dict[str, Any]:
+def document(found: ImageResults) -> dict[str, Any]:
     """Everything as data: `accuracy`, `table1`, and so on; numbers over networks have `mean` and `std`."""
     networks, planned = found.networks, found.plan
     content: dict[str, Any] = {
@@ -115,14 +115,14 @@ def document(found: Findings) -> dict[str, Any]:
     return content
 
 
-def _accuracy(found: Findings) -> Any:
+def _accuracy(found: ImageResults) -> Any:
     if found.with_views:
         return spread([network.views for network in found.networks])
     last = [network.accuracies[-1] for network in found.networks]
     return spread([next(iter(one.values())) for one in last] if len(found.plan.tasks) == 1 else last)
 
 
-def _table1(networks: Sequence[Network]) -> dict[str, Any]:
+def _table1(networks: Sequence[NetworkResults]) -> dict[str, Any]:
     tables = [network.table1 for network in networks if network.table1 is not None]
     return {
         "table1": spread([one.attention for one in tables]),

@@ -7,7 +7,7 @@ from dualform.experiments import table1
 from dualform.experiments.cases import SelectedInput
 from dualform.experiments.continual import Story, most_likely
 from dualform.experiments.page import Section
-from dualform.experiments.results import VIEWS, Findings
+from dualform.experiments.results import VIEWS, ImageResults
 
 _CASES = {"wrong_target": "wrong: equals target", "wrong_output": "wrong: equals output", "right": "right"}
 _SETTINGS = {
@@ -16,7 +16,7 @@ _SETTINGS = {
 }
 
 
-def sections(found: Findings, content: Mapping[str, Any]) -> list[Section]:
+def sections(found: ImageResults, content: Mapping[str, Any]) -> list[Section]:
     """A page of the findings; `content` is their document."""
     parts = [Section("What was done", _what_was_done(found)), _accuracy_section(found, content)]
     if found.with_table1:
@@ -28,7 +28,7 @@ def sections(found: Findings, content: Mapping[str, Any]) -> list[Section]:
     return parts
 
 
-def _what_was_done(found: Findings) -> str:
+def _what_was_done(found: ImageResults) -> str:
     planned, recipe = found.plan, found.plan.recipe
     phases = ", then ".join(
         f"{phase.steps:,} steps on {' and '.join(task.name for task in phase.tasks)}" for phase in planned.phases
@@ -44,13 +44,13 @@ def _what_was_done(found: Findings) -> str:
     )
 
 
-def _accuracy_section(found: Findings, content: Mapping[str, Any]) -> Section:
+def _accuracy_section(found: ImageResults, content: Mapping[str, Any]) -> Section:
     paper = content.get("paper", {}).get("accuracy")
     rows = [[name, *_compared(value, of_paper)] for name, value, of_paper in _accuracies(found, content, paper)]
     return Section("Accuracy", "On the test set, in per cent.", ("", "paper", "here", "difference"), rows)
 
 
-def _accuracies(found: Findings, content: Mapping[str, Any], paper: Any) -> Iterator[tuple[str, Any, float | None]]:
+def _accuracies(found: ImageResults, content: Mapping[str, Any], paper: Any) -> Iterator[tuple[str, Any, float | None]]:
     """Name, value here, value of the paper."""
     here, names = content["accuracy"], content["tasks"]
     if found.with_views:
@@ -109,7 +109,7 @@ def _variants_section(content: Mapping[str, Any]) -> Section:
     return Section("What Table 1 is worth", text, columns, rows)
 
 
-def _forgetting_section(found: Findings) -> Section:
+def _forgetting_section(found: ImageResults) -> Section:
     text = (
         "Muting leaves out the recorded contributions of slots; it does not retrain. Going back to the end of the "
         "first task and muting the second one differ a little: with momentum, what the first task had gathered is "

@@ -18,7 +18,7 @@ from dualform.errors import QueryError
 from dualform.experiments.language.answers import ask
 from dualform.experiments.language.plan import Experiment, Query, Settings, recipe_for
 from dualform.experiments.language.quality import measure
-from dualform.experiments.language.results import Findings, document, sections
+from dualform.experiments.language.results import LanguageResults, document, sections
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, perplexity, train
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.result_files import RUNS
@@ -53,7 +53,7 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
     with stage("certifying", 1):
         certificate = memory.verify() if kept == VALUES else None  # keys alone have none
     facts = memory.summary()
-    found = Findings(
+    found = LanguageResults(
         experiment, corpus, text, recipe, kept, certificate, seconds,
         trained.perplexity, perplexity(trained.model, test),
         facts["worst_residual"], facts["bytes"], quality, queries, answers,

@@ -27,7 +27,7 @@ _WAYS = {
 
 
 @dataclass(frozen=True)
-class Findings:
+class LanguageResults:
     """Everything there is to tell."""
 
     experiment: Experiment
@@ -50,7 +50,7 @@ class Findings:
         return f"{self.experiment.title} on {self.corpus.name}"
 
 
-def document(found: Findings) -> dict[str, Any]:
+def document(found: LanguageResults) -> dict[str, Any]:
     """The findings as data."""
     return {
         "experiment": found.experiment.name,
@@ -74,7 +74,7 @@ def document(found: Findings) -> dict[str, Any]:
     }
 
 
-def sections(found: Findings) -> list[Section]:
+def sections(found: LanguageResults) -> list[Section]:
     """The findings as a page."""
     asked = [_query_section(query, answer) for query, answer in zip(found.queries, found.answers, strict=True)]
     return [
@@ -91,7 +91,7 @@ def sections(found: Findings) -> list[Section]:
     ]  # fmt: skip
 
 
-def _what_was_done(found: Findings) -> str:
+def _what_was_done(found: LanguageResults) -> str:
     recipe, paper = found.recipe, found.experiment.paper
     dropout = f"dropout {recipe.dropout:g}, " if recipe.dropout else ""
     note = f" {found.corpus.note[0].upper()}{found.corpus.note[1:]}." if found.corpus.note else ""
