@@ -8,7 +8,7 @@ from torch import nn
 from dualform.errors import UnknownName
 from dualform.experiments.cases import PaperCase
 from dualform.experiments.tasks import Task
-from dualform.experiments.training import PAPER, SMALL, Phase, Recipe
+from dualform.experiments.training import PAPER, SMALL, ImageHyperparameters, Phase
 
 DATASETS = {  # the first task, and the second where there is one
     "mnist": ("mnist", "fashion-mnist"),
@@ -18,7 +18,7 @@ DATASETS = {  # the first task, and the second where there is one
 
 
 @dataclass(frozen=True)
-class Experiment:
+class ImageExperiment:
     """What the paper did: on how many tasks, together or one after the other, and which inputs it shows."""
 
     name: str
@@ -29,16 +29,16 @@ class Experiment:
     cases: tuple[PaperCase, ...]
 
 
-EXPERIMENTS = {
-    "single": Experiment(
+IMAGE_EXPERIMENTS = {
+    "single": ImageExperiment(
         "single", "Single-task image classification", 1, (3000,), (400,),
         (PaperCase(0, 6, "3a, 4, 5, 8"), PaperCase(0, 3, "10a, 11, 12, 13")),
     ),
-    "joint": Experiment(
+    "joint": ImageExperiment(
         "joint", "Joint training on two tasks", 2, (5000,), (600,),
         (PaperCase(1, 9, "3b, 6, 7, 9"), PaperCase(1, 3, "10b, 14, 15, 16"), PaperCase(1, 5, "10c, 17, 18, 19")),
     ),
-    "continual": Experiment(
+    "continual": ImageExperiment(
         "continual", "Continual learning of two tasks", 2, (3000, 3000), (400, 400),
         (
             PaperCase(0, 1, "10d, 20, 21, 22", taken_for=3),
@@ -50,7 +50,7 @@ EXPERIMENTS = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class ImageOptions:
     """What a user may choose."""
 
     dataset: str = "mnist"
@@ -62,19 +62,19 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImagePlan:
     """An experiment with everything it needs."""
 
-    experiment: Experiment
-    settings: Settings
+    experiment: ImageExperiment
+    options: ImageOptions
     tasks: list[Task]
-    recipe: Recipe
+    hparams: ImageHyperparameters
     phases: list[Phase]
 
     @property
     def widths(self) -> list[int]:
         """Of the network: its input, then each layer's output."""
-        linear = [module for module in self.recipe.network() if isinstance(module, nn.Linear)]
+        linear = [module for module in self.hparams.network() if isinstance(module, nn.Linear)]
         return [linear[0].in_features, *(module.out_features for module in linear)]
 
     @property
@@ -83,18 +83,18 @@ class Plan:
         return [sum(phase.steps for phase in self.phases[: i + 1]) for i in range(len(self.phases))]
 
 
-def names_of_tasks(experiment: Experiment, dataset: str) -> tuple[str, ...]:
+def names_of_tasks(experiment: ImageExperiment, dataset: str) -> tuple[str, ...]:
     """The image sets an experiment is run on."""
     if dataset not in DATASETS:
         raise UnknownName("data set", dataset, DATASETS)
     return DATASETS[dataset][: experiment.tasks]
 
 
-def plan(experiment: Experiment, settings: Settings, tasks: list[Task]) -> Plan:
-    """The paper's settings, or for small images smaller ones."""
+def make_plan(experiment: ImageExperiment, options: ImageOptions, tasks: list[Task]) -> ImagePlan:
+    """The paper's hyperparameters, or for small images smaller ones."""
     small = tasks[0].train.images.shape[1] < 784
     usual = experiment.small_steps if small else experiment.steps
     together = len(usual) < len(tasks)
     groups = [tuple(tasks)] if together else [(task,) for task in tasks]
-    phases = [Phase(group, settings.steps or steps) for group, steps in zip(groups, usual, strict=True)]
-    return Plan(experiment, settings, tasks, SMALL if small else PAPER, phases)
+    phases = [Phase(group, options.steps or steps) for group, steps in zip(groups, usual, strict=True)]
+    return ImagePlan(experiment, options, tasks, SMALL if small else PAPER, phases)

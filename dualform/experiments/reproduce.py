@@ -1,6 +1,6 @@
 """The image experiments of the paper, from data to a page of results.
 
-    outcome = reproduce(EXPERIMENTS["single"], Settings(dataset="digits"), Path("results/single"))
+    outcome = reproduce(IMAGE_EXPERIMENTS["single"], ImageOptions(dataset="digits"), Path("results/single"))
     outcome.document["accuracy"]
 
 Each network is trained, recorded, certified and asked; figures are made of the first one. A run takes
@@ -22,7 +22,7 @@ from dualform.datasets.images import ImageSet
 from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import select_named, select_paper_cases
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
-from dualform.experiments.plan import Experiment, Plan, Settings, names_of_tasks, plan
+from dualform.experiments.plan import ImageExperiment, ImageOptions, ImagePlan, make_plan, names_of_tasks
 from dualform.experiments.result_files import RUNS
 from dualform.experiments.results import (
     CAPTIONS,
@@ -38,24 +38,24 @@ from dualform.experiments.tasks import tasks
 from dualform.experiments.training import TrainedClassifier, predictions, save_test_sets, train
 
 
-def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stage = silent) -> Outcome:
+def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, stage: Stage = silent) -> Outcome:
     """Train, record, certify, ask, draw; write the results into `out`, anew after each network."""
     plots.require()
-    names = names_of_tasks(experiment, settings.dataset)
-    planned = plan(experiment, settings, tasks([_load(name, settings.data, stage) for name in names]))
+    names = names_of_tasks(experiment, options.dataset)
+    plan = make_plan(experiment, options, tasks([_load(name, options.data, stage) for name in names]))
     # A wrong number is to be known before the training, not after it: any predictions will do for that.
-    select_named(settings.index, planned.tasks, [task.test.labels for task in planned.tasks])
+    select_named(options.index, plan.tasks, [task.test.labels for task in plan.tasks])
     out.mkdir(parents=True, exist_ok=True)
     networks, drawn = [], FigureResults([])
-    for seed in range(settings.seeds):
-        with _place(out, seed, settings.keep_run) as path:
-            at = _numbered(stage, seed, settings.seeds)
-            trained, memory = _train(planned, seed, path, at)
-            networks.append(_question(planned, seed, trained, memory, at))
+    for seed in range(options.seeds):
+        with _place(out, seed, options.keep_run) as path:
+            at = _numbered(stage, seed, options.seeds)
+            trained, memory = _train(plan, seed, path, at)
+            networks.append(_question(plan, seed, trained, memory, at))
             if seed == 0:
                 with at("drawing figures", 1):
-                    drawn = _draw(planned, memory, trained.model, networks[0], out)
-        outcome = _written(out, ImageResults(planned, networks, drawn))
+                    drawn = _draw(plan, memory, trained.model, networks[0], out)
+        outcome = _written(out, ImageResults(plan, networks, drawn))
     return outcome
 
 
@@ -80,39 +80,39 @@ def _numbered(stage: Stage, seed: int, seeds: int) -> Stage:
     return lambda what, steps: stage(prefix + what, steps)
 
 
-def _train(planned: Plan, seed: int, path: Path, stage: Stage) -> tuple[TrainedClassifier, dualform.Memory]:
-    with stage("training", planned.ends[-1]) as done:
-        trained = train(planned.phases, planned.recipe, seed=seed, path=path, progress=done)
-    if planned.settings.keep_run:
-        save_test_sets(path, planned.tasks)
+def _train(plan: ImagePlan, seed: int, path: Path, stage: Stage) -> tuple[TrainedClassifier, dualform.Memory]:
+    with stage("training", plan.ends[-1]) as done:
+        trained = train(plan.phases, plan.hparams, seed=seed, path=path, progress=done)
+    if plan.options.keep_run:
+        save_test_sets(path, plan.tasks)
     return trained, dualform.load(path)
 
 
 def _question(
-    planned: Plan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage
+    plan: ImagePlan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage
 ) -> NetworkResults:
     """The certificate, and what the paper measures on whole test sets."""
-    name, model = planned.experiment.name, trained.model
+    name, model = plan.experiment.name, trained.model
     began = perf_counter()
     with stage("verifying", 1):
         certificate = memory.verify()
     verified = perf_counter()
     with stage("asking about the test set", 1):
-        found = table1.measure(memory, model, planned.tasks[0]) if name == "single" else None
-        views = continual.accuracies(memory, model, planned.tasks, planned.ends[0]) if name == "continual" else None
+        found = table1.measure(memory, model, plan.tasks[0]) if name == "single" else None
+        views = continual.accuracies(memory, model, plan.tasks, plan.ends[0]) if name == "continual" else None
     seconds = {"training": trained.seconds, "verifying": verified - began, "asking": perf_counter() - verified}
     return NetworkResults(seed, trained.accuracies, certificate, seconds, found, views)
 
 
 def _draw(
-    planned: Plan, memory: dualform.Memory, model: nn.Module, network: NetworkResults, out: Path
+    plan: ImagePlan, memory: dualform.Memory, model: nn.Module, network: NetworkResults, out: Path
 ) -> FigureResults:
     """Figures of the paper's cases, or of those asked for; and of both tasks where one was forgotten."""
-    on, asked = planned.tasks, planned.settings.index
+    on, asked = plan.tasks, plan.options.index
     said = [predictions(model, task.test.images) for task in on]
-    cases = select_named(asked, on, said) if asked else select_paper_cases(planned.experiment.cases, on, said)
+    cases = select_named(asked, on, said) if asked else select_paper_cases(plan.experiment.cases, on, said)
     drawn = FigureResults([
-        CaseFigures(answers.case, figures.draw(answers, on, planned.ends, out))
+        CaseFigures(answers.case, figures.draw(answers, on, plan.ends, out))
         for answers in figures.ask(memory, model, cases)
     ])  # fmt: skip
     if network.views is None:

@@ -11,7 +11,7 @@ from dualform.experiments import table1
 from dualform.experiments.cases import SelectedInput
 from dualform.experiments.continual import Accuracies, Story
 from dualform.experiments.figures import Drawing
-from dualform.experiments.plan import Plan
+from dualform.experiments.plan import ImagePlan
 
 # What the paper reports, in per cent; with MNIST first.
 PAPER_ACCURACY: dict[str, Any] = {
@@ -64,7 +64,7 @@ class FigureResults:
 class ImageResults:
     """All there is to report."""
 
-    plan: Plan
+    plan: ImagePlan
     networks: list[NetworkResults]
     drawn: FigureResults
 
@@ -84,17 +84,17 @@ class ImageResults:
     @property
     def compared(self) -> bool:
         """Whether the paper's numbers are about this data."""
-        return self.plan.settings.dataset == "mnist"
+        return self.plan.options.dataset == "mnist"
 
 
 def document(found: ImageResults) -> dict[str, Any]:
     """Everything as data: `accuracy`, `table1`, and so on; numbers over networks have `mean` and `std`."""
-    networks, planned = found.networks, found.plan
+    networks, plan = found.networks, found.plan
     content: dict[str, Any] = {
-        "experiment": planned.experiment.name,
-        "dataset": planned.settings.dataset,
-        "tasks": [task.name for task in planned.tasks],
-        "steps": [phase.steps for phase in planned.phases],
+        "experiment": plan.experiment.name,
+        "dataset": plan.options.dataset,
+        "tasks": [task.name for task in plan.tasks],
+        "steps": [phase.steps for phase in plan.phases],
         "seeds": len(networks),
         "accuracy": _accuracy(found),
     }
@@ -105,7 +105,7 @@ def document(found: ImageResults) -> dict[str, Any]:
         content["stories"] = [story.to_dict() for story in found.drawn.stories]
         content["attention_matrix"] = found.drawn.matrices
     if found.compared:
-        content["paper"] = {"accuracy": PAPER_ACCURACY[planned.experiment.name]}
+        content["paper"] = {"accuracy": PAPER_ACCURACY[plan.experiment.name]}
         if found.with_table1:
             content["paper"]["table1"] = spread_of_paper()
     content["certificates"] = [{"seed": one.seed, **_certificate(one.certificate)} for one in networks]
@@ -149,7 +149,7 @@ def spread(values: Sequence[Any]) -> Any:
 def spread_of_paper() -> dict[str, Any]:
     return {
         layer: {case: {"mean": mean, "std": std} for case, (mean, std) in cases.items()}
-        for layer, cases in table1.PAPER.items()
+        for layer, cases in table1.PAPER_AGREEMENT.items()
     }
 
 

@@ -29,16 +29,16 @@ def sections(found: ImageResults, content: Mapping[str, Any]) -> list[Section]:
 
 
 def _what_was_done(found: ImageResults) -> str:
-    planned, recipe = found.plan, found.plan.recipe
+    plan, hparams = found.plan, found.plan.hparams
     phases = ", then ".join(
-        f"{phase.steps:,} steps on {' and '.join(task.name for task in phase.tasks)}" for phase in planned.phases
+        f"{phase.steps:,} steps on {' and '.join(task.name for task in phase.tasks)}" for phase in plan.phases
     )
     count = len(found.networks)
-    network = " - ".join(str(width) for width in planned.widths)
+    network = " - ".join(str(width) for width in plan.widths)
     return (
         f"{count} network{'s' if count > 1 else ''} ({network}, ReLU between) trained for {phases}: batches of "
-        f"{recipe.batch}, SGD with learning rate {recipe.lr:g} and momentum {recipe.momentum:g}, gradients clipped at "
-        f"norm {recipe.clip:g}. {_SETTINGS[recipe.small]} The first 80 % of each training set are trained on, "
+        f"{hparams.batch}, SGD with learning rate {hparams.lr:g} and momentum {hparams.momentum:g}, gradients clipped "
+        f"at norm {hparams.clip:g}. {_SETTINGS[hparams.small]} The first 80 % of each training set are trained on, "
         "pixels are standardised. Attention weights are taken by their absolute value, which matters in layer-0 only. "
         "Figures are of the first network."
     )

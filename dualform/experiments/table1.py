@@ -23,7 +23,7 @@ Agreement = dict[str, float]  # wrong_target, wrong_output, right: per cent
 CASES = ("wrong_target", "wrong_output", "right")
 
 # Mean and standard deviation of five networks, as printed in the paper.
-PAPER = {
+PAPER_AGREEMENT = {
     "layer-0": {"wrong_target": (17.2, 2.7), "wrong_output": (49.5, 1.5), "right": (75.1, 0.0)},
     "layer-1": {"wrong_target": (18.0, 2.9), "wrong_output": (52.9, 2.9), "right": (78.8, 0.8)},
     "layer-2": {"wrong_target": (20.6, 2.6), "wrong_output": (60.1, 4.5), "right": (84.7, 1.1)},

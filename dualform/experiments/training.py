@@ -26,7 +26,7 @@ from dualform.inputs import INPUTS, save_inputs
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ImageHyperparameters:
     """What is the same for all networks of an experiment; `model` is the import path of `network`."""
 
     model: str
@@ -76,35 +76,37 @@ def _network(pixels: int, first: int, second: int, classes: int) -> nn.Sequentia
     )  # fmt: skip
 
 
-PAPER = Recipe("dualform.experiments.training:paper_network", paper_network, batch=128, lr=3e-3)
-SMALL = Recipe("dualform.experiments.training:small_network", small_network, batch=32, lr=2e-2, small=True)
+PAPER = ImageHyperparameters("dualform.experiments.training:paper_network", paper_network, batch=128, lr=3e-3)
+SMALL = ImageHyperparameters(
+    "dualform.experiments.training:small_network", small_network, batch=32, lr=2e-2, small=True
+)
 
 
 def train(
     phases: Sequence[Phase],
-    recipe: Recipe,
+    hparams: ImageHyperparameters,
     *,
     seed: int,
     path: Path,
     progress: Callable[[int], None] = lambda step: None,
 ) -> TrainedClassifier:
     """Train through all phases with one optimiser, recording everything; the same seed gives the same run."""
-    model = seeded(recipe.network, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
+    model = seeded(hparams.network, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=hparams.lr, momentum=hparams.momentum)
     generator = torch.Generator().manual_seed(seed)
     every = list({task.name: task for phase in phases for task in phase.tasks}.values())
     accuracies, began, tested = [], perf_counter(), 0.0
     with (
-        one_thread() if recipe.small else nullcontext(),
-        dualform.record(model, optimizer, path, about=_about(recipe, every)) as recorder,
+        one_thread() if hparams.small else nullcontext(),
+        dualform.record(model, optimizer, path, about=_about(hparams, every)) as recorder,
     ):
         for phase in phases:
-            for batch in _batches(phase, recipe.batch, generator):
+            for batch in _batches(phase, hparams.batch, generator):
                 recorder.tag(id=batch.ids, label=batch.labels, task=batch.tasks)
                 loss = F.cross_entropy(model(batch.images), batch.labels)
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+                nn.utils.clip_grad_norm_(model.parameters(), hparams.clip)
                 optimizer.step()
                 progress(recorder.steps - 1)
             since = perf_counter()
@@ -113,9 +115,9 @@ def train(
     return TrainedClassifier(model, accuracies, perf_counter() - began - tested)
 
 
-def _about(recipe: Recipe, every: Sequence[Task]) -> dict[str, Any]:
+def _about(hparams: ImageHyperparameters, every: Sequence[Task]) -> dict[str, Any]:
     return {
-        "model": recipe.model,
+        "model": hparams.model,
         "inputs": INPUTS,
         "class_names": {task.name: list(task.class_names) for task in every},
         "image_shape": list(every[0].image_shape),

@@ -126,7 +126,7 @@ def test_attend_does_not_import_what_a_run_names(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_run_may_name_is_there() -> None:
-    assert {demo.MODEL, FACTORY, *(recipe.model for recipe in (PAPER, SMALL))} == {*OWN}
+    assert {demo.MODEL, FACTORY, *(hparams.model for hparams in (PAPER, SMALL))} == {*OWN}
     for named in OWN:
         module, _, factory = named.partition(":")
         assert callable(getattr(import_module(module), factory))

@@ -1,6 +1,6 @@
 """The language models of the paper, from a text to passages behind prompts.
 
-    outcome = reproduce(EXPERIMENTS["charlm"], Settings(), Path("results/charlm"))
+    outcome = reproduce(LANGUAGE_EXPERIMENTS["charlm"], LanguageOptions(), Path("results/charlm"))
     outcome.document["quality"]
 
 The run stays, with the model and the text, so that more prompts can be asked of it later.
@@ -16,10 +16,10 @@ from dualform.datasets import library, tokens
 from dualform.datasets.corpus import Corpus
 from dualform.errors import QueryError
 from dualform.experiments.language.answers import ask
-from dualform.experiments.language.plan import Experiment, Query, Settings, recipe_for
+from dualform.experiments.language.plan import LanguageExperiment, LanguageOptions, PromptQuery, hyperparameters_for
 from dualform.experiments.language.quality import measure
 from dualform.experiments.language.results import LanguageResults, document, sections
-from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, perplexity, train
+from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters, perplexity, train
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.result_files import RUNS
 from dualform.text import Text
@@ -29,17 +29,17 @@ _MOST = 4 << 30  # bytes for the keys of every visit, beyond which they are summ
 _TOKENS = {"characters": tokens.characters, "words": tokens.words}
 
 
-def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stage = silent) -> Outcome:
+def reproduce(experiment: LanguageExperiment, options: LanguageOptions, out: Path, stage: Stage = silent) -> Outcome:
     """Train, record, ask; write the results into `out`, and leave the run beside them."""
-    corpus = _load(settings, stage)
+    corpus = _load(options, stage)
     text, test = _TOKENS[experiment.level](corpus)
-    recipe = recipe_for(experiment, settings)
-    queries = _queries(experiment, settings, text)
-    kept = _kept(recipe, settings)
+    hparams = hyperparameters_for(experiment, options)
+    queries = _queries(experiment, options, text)
+    kept = _kept(hparams, options)
     path = out / RUNS / experiment.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    with stage("training", recipe.steps) as done:
-        trained = train(text, recipe, path, seed=settings.seed, kept=kept, progress=done)
+    with stage("training", hparams.steps) as done:
+        trained = train(text, hparams, path, seed=options.seed, kept=kept, progress=done)
     memory, began = dualform.load(path), perf_counter()
     with stage("asking", len(queries)) as done:
         answers = []
@@ -48,37 +48,37 @@ def reproduce(experiment: Experiment, settings: Settings, out: Path, stage: Stag
             done(number)
     asked = perf_counter()
     with stage("measuring how good the answers are", 1):
-        quality = measure(memory, trained.model, text, test, settings.seed)
+        quality = measure(memory, trained.model, text, test, options.seed)
     seconds = {"training": trained.seconds, "asking": asked - began, "measuring": perf_counter() - asked}
     with stage("certifying", 1):
         certificate = memory.verify() if kept == VALUES else None  # keys alone have none
     facts = memory.summary()
     found = LanguageResults(
-        experiment, corpus, text, recipe, kept, certificate, seconds,
+        experiment, corpus, text, hparams, kept, certificate, seconds,
         trained.perplexity, perplexity(trained.model, test),
         facts["worst_residual"], facts["bytes"], quality, queries, answers,
     )  # fmt: skip
     return write(out, found.title, document(found), sections(found))
 
 
-def _load(settings: Settings, stage: Stage) -> Corpus:
-    if settings.text is not None:
-        return corpora.from_file(settings.text)
-    with stage(f"loading {settings.dataset}", 100) as done:
-        return library.load(settings.dataset, settings.data, per_cent(done))
+def _load(options: LanguageOptions, stage: Stage) -> Corpus:
+    if options.text is not None:
+        return corpora.from_file(options.text)
+    with stage(f"loading {options.dataset}", 100) as done:
+        return library.load(options.dataset, options.data, per_cent(done))
 
 
-def _queries(experiment: Experiment, settings: Settings, text: Text) -> list[Query]:
+def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Text) -> list[PromptQuery]:
     """The user's prompts, the paper's, or for a text of the user's own, pieces of it. All have to be readable."""
-    for prompt in settings.prompts:
+    for prompt in options.prompts:
         tokens.encode_prompt(prompt, text)  # a wrong prompt is to be known before the training, not after it
-    if settings.prompts:
-        return [Query(prompt) for prompt in settings.prompts]
-    if settings.text is None and settings.dataset in experiment.queries:
+    if options.prompts:
+        return [PromptQuery(prompt) for prompt in options.prompts]
+    if options.text is None and options.dataset in experiment.queries:
         # Without the full data set, some words of the paper's are unknown.
-        known = experiment.queries[settings.dataset]
+        known = experiment.queries[options.dataset]
         return [replace(query, prompt=tokens.with_unknown(query.prompt, text)) for query in known]
-    return [Query(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
+    return [PromptQuery(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
 
 
 def _piece(text: Text, share: float) -> str:
@@ -87,14 +87,14 @@ def _piece(text: Text, share: float) -> str:
     return text.shown(start, start + (8 if text.separator else 40))
 
 
-def _kept(recipe: Recipe, settings: Settings) -> str:
+def _kept(hparams: LanguageHyperparameters, options: LanguageOptions) -> str:
     """What the user wants, else the keys of every visit as long as they do not take too much."""
-    if settings.values and settings.merge:
+    if options.values and options.merge:
         raise QueryError("values are of single visits: they cannot be kept where visits are summed up")
-    merge = not settings.values and _bytes(recipe) > _MOST if settings.merge is None else settings.merge
-    return MERGED if merge else VALUES if settings.values else KEYS
+    merge = not options.values and _bytes(hparams) > _MOST if options.merge is None else options.merge
+    return MERGED if merge else VALUES if options.values else KEYS
 
 
-def _bytes(recipe: Recipe) -> int:
+def _bytes(hparams: LanguageHyperparameters) -> int:
     """What the keys of every visit take in half precision."""
-    return 2 * (recipe.embedding + recipe.hidden) * recipe.batch * recipe.span * recipe.steps
+    return 2 * (hparams.embedding + hparams.hidden) * hparams.batch * hparams.span * hparams.steps

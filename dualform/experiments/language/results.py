@@ -8,9 +8,9 @@ import dualform
 from dualform.datasets.corpus import Corpus
 from dualform.experiments.language.answers import Answer, Expected
 from dualform.experiments.language.network import LAYER
-from dualform.experiments.language.plan import Experiment, Query
+from dualform.experiments.language.plan import LanguageExperiment, PromptQuery
 from dualform.experiments.language.quality import TOP, Quality
-from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe
+from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters
 from dualform.experiments.page import Excerpts, Section
 from dualform.text import Text, to_plain
 
@@ -30,10 +30,10 @@ _WAYS = {
 class LanguageResults:
     """Everything there is to tell."""
 
-    experiment: Experiment
+    experiment: LanguageExperiment
     corpus: Corpus
     text: Text
-    recipe: Recipe
+    hparams: LanguageHyperparameters
     kept: str  # merged | keys | values
     certificate: dualform.Certificate | None  # of a run with values
     seconds: Mapping[str, float]
@@ -42,7 +42,7 @@ class LanguageResults:
     residual: float
     bytes: int
     quality: Quality
-    queries: Sequence[Query]
+    queries: Sequence[PromptQuery]
     answers: Sequence[Answer]
 
     @property
@@ -58,7 +58,7 @@ def document(found: LanguageResults) -> dict[str, Any]:
         "note": found.corpus.note,
         "tokens": len(found.text),
         "vocabulary": len(found.text.vocabulary),
-        "recipe": asdict(found.recipe),
+        "recipe": asdict(found.hparams),
         "paper_recipe": asdict(found.experiment.paper),
         "merged": found.kept == MERGED,
         "certificate": found.certificate and found.certificate.to_dict(),
@@ -92,15 +92,15 @@ def sections(found: LanguageResults) -> list[Section]:
 
 
 def _what_was_done(found: LanguageResults) -> str:
-    recipe, paper = found.recipe, found.experiment.paper
-    dropout = f"dropout {recipe.dropout:g}, " if recipe.dropout else ""
+    hparams, paper = found.hparams, found.experiment.paper
+    dropout = f"dropout {hparams.dropout:g}, " if hparams.dropout else ""
     note = f" {found.corpus.note[0].upper()}{found.corpus.note[1:]}." if found.corpus.note else ""
     certified = f", and {found.certificate.headline}" if found.certificate else ""
     return (
-        f"An LSTM of {recipe.hidden} with an embedding of {recipe.embedding} ({len(found.text.vocabulary):,} "
-        f"{found.experiment.level}) trained for {recipe.steps:,} steps on {len(found.text):,} of them: "
-        f"batches of {recipe.batch}, {recipe.span} steps of back-propagation, {dropout}Adam with learning rate "
-        f"{recipe.lr:g}, gradients clipped at norm {recipe.clip:g}.{note} The paper has an LSTM of {paper.hidden} "
+        f"An LSTM of {hparams.hidden} with an embedding of {hparams.embedding} ({len(found.text.vocabulary):,} "
+        f"{found.experiment.level}) trained for {hparams.steps:,} steps on {len(found.text):,} of them: "
+        f"batches of {hparams.batch}, {hparams.span} steps of back-propagation, {dropout}Adam with learning rate "
+        f"{hparams.lr:g}, gradients clipped at norm {hparams.clip:g}.{note} The paper has an LSTM of {paper.hidden} "
         f"and {paper.steps:,} steps. Recorded: {_KEPT[found.kept]} of the map to all gates, whose key is [input, "
         f"previous hidden state], {found.bytes / 1e6:,.0f} MB; every step's gradient was explained to "
         f"{found.residual:.1e}{certified}. A query is the last token of a prompt; attention is summed over all visits "
@@ -118,7 +118,7 @@ def _quality_section(quality: Quality) -> Section:
     return Section("How good are the spotlights?", text, ("", "same token", "same next token"), rows)
 
 
-def _query_section(query: Query, answer: Answer) -> Section:
+def _query_section(query: PromptQuery, answer: Answer) -> Section:
     layer = answer.layers[LAYER]
     excerpts = [Excerpts("Attention summed over all visits to a position", answer.prompt, layer.summed)]
     if layer.single is not None:

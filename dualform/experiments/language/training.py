@@ -36,7 +36,7 @@ _BETA = 0.95  # of the running mean that is shown while training
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LanguageHyperparameters:
     """How a language model is trained."""
 
     embedding: int
@@ -67,12 +67,18 @@ class TrainedLanguageModel:
 
 
 def train(
-    text: Text, recipe: Recipe, path: Path, *, seed: int, kept: str, progress: Progress = lambda step, note: None
+    text: Text,
+    hparams: LanguageHyperparameters,
+    path: Path,
+    *,
+    seed: int,
+    kept: str,
+    progress: Progress = lambda step, note: None,
 ) -> TrainedLanguageModel:
     """Train on a text and record the LSTM to `path`: its keys summed over visits, its keys, or its values too."""
-    model = seeded(lambda: recipe.network(len(text.vocabulary)), seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=recipe.lr)
-    about = {"model": FACTORY, "arguments": recipe.sizes(len(text.vocabulary)), "text": TEXT}
+    model = seeded(lambda: hparams.network(len(text.vocabulary)), seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=hparams.lr)
+    about = {"model": FACTORY, "arguments": hparams.sizes(len(text.vocabulary)), "text": TEXT}
     meter, began = _Meter(), perf_counter()
     with (
         torch.random.fork_rng(devices=[]),  # dropout draws from the global generator
@@ -80,10 +86,10 @@ def train(
     ):
         torch.manual_seed(seed)
         state: State | None = None
-        for step, (tokens, targets, positions) in enumerate(stretches(text, recipe)):
+        for step, (tokens, targets, positions) in enumerate(stretches(text, hparams)):
             recorder.tag(position=positions)
             before = None if positions[0, 0] == 0 else state  # a new epoch
-            loss, state = _learn(model, optimizer, tokens, targets, before, recipe.clip)
+            loss, state = _learn(model, optimizer, tokens, targets, before, hparams.clip)
             meter.add(loss)
             progress(step, f"perplexity {math.exp(meter.running):,.1f}")
     text.save(path / TEXT)
@@ -124,15 +130,15 @@ class _Meter:
         ]
 
 
-def stretches(text: Text, recipe: Recipe) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def stretches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each step: tokens, the tokens that follow them, their positions; all (batch, span)."""
     ids = torch.from_numpy(text.ids)
-    batch = max(1, min(recipe.batch, (len(text) - 1) // (recipe.span + 1)))  # a short text has fewer streams
+    batch = max(1, min(hparams.batch, (len(text) - 1) // (hparams.span + 1)))  # a short text has fewer streams
     length = (len(text) - 1) // batch
-    span = min(recipe.span, length)
+    span = min(hparams.span, length)
     starts = torch.arange(batch)[:, None] * length  # (batch, 1)
     per_epoch = length // span
-    for step in range(recipe.steps):
+    for step in range(hparams.steps):
         positions = starts + step % per_epoch * span + torch.arange(span)  # (batch, span)
         yield ids[positions], ids[positions + 1], positions
 
