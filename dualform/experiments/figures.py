@@ -39,18 +39,18 @@ class Drawing:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AttentionTables:
     """What the memory says of one input: question -> layer -> table."""
 
     case: SelectedInput
     tables: dict[str, dict[str, dualform.Table]]
 
 
-def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput]) -> list[Answers]:
+def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput]) -> list[AttentionTables]:
     """All questions about all cases, each layer read once."""
     found = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
     return [
-        Answers(
+        AttentionTables(
             case,
             {
                 question: {layer: tables[number].where(query=row) for layer, tables in found.items()}
@@ -61,7 +61,7 @@ def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput
     ]
 
 
-def draw(answers: Answers, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[Drawing]:
+def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[Drawing]:
     """Write the figures of one case into `out/figures`; `ends` are the steps at which phases of training end."""
     case, tables = answers.case, answers.tables
     shown, names = _shown(case), plots.Tasks({task.name: task.class_names for task in tasks})

@@ -25,7 +25,7 @@ _LIKELIEST = 5
 
 
 @dataclass(frozen=True)
-class LayerAnswer:
+class LayerPassages:
     """Passages of one layer, best first; single updates are unknown to a merged memory."""
 
     summed: list[Passage]
@@ -33,7 +33,7 @@ class LayerAnswer:
 
 
 @dataclass(frozen=True)
-class Expected:
+class NextToken:
     """A token that may come next."""
 
     token: str
@@ -41,12 +41,12 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Answer:
+class PromptAnswer:
     """A prompt, what the model expects next, and what is in the spotlight of its last token."""
 
     prompt: Passage
-    expected: list[Expected]
-    layers: dict[str, LayerAnswer]
+    expected: list[NextToken]
+    layers: dict[str, LayerPassages]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,7 +56,7 @@ class Answer:
         }
 
 
-def _plain(answer: LayerAnswer) -> dict[str, Any]:
+def _plain(answer: LayerPassages) -> dict[str, Any]:
     single = None if answer.single is None else [one.to_dict() for one in answer.single]
     return {"summed": [one.to_dict() for one in answer.summed], "single": single}
 
@@ -68,7 +68,7 @@ def ask(
     prompt: str,
     most: int = 3,
     layers: Sequence[str] | None = None,
-) -> Answer:
+) -> PromptAnswer:
     """The `most` passages with the highest attention, of each layer or of those named."""
     if POSITION not in memory.tags:
         raise QueryError(f"the run has no tag {POSITION!r}: record it with recorder.tag({POSITION}=...), one a token")
@@ -81,9 +81,9 @@ def ask(
         merged = memory.merged_by is not None
         tables = spotlight[name].collect(*([summed] if merged else [summed, single]))
         shown = [passages(text, table, most) for table in (tables[0].without("step"), *tables[1:])]
-        found[name] = LayerAnswer(shown[0], None if merged else shown[1])
+        found[name] = LayerPassages(shown[0], None if merged else shown[1])
     shown_prompt = prompt_passage([text.vocabulary[number] for number in ids.tolist()], text.separator)
-    return Answer(shown_prompt, _likeliest(model, tokens, text), found)
+    return PromptAnswer(shown_prompt, _likeliest(model, tokens, text), found)
 
 
 def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
@@ -95,7 +95,7 @@ def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
     return logits[:, -1].float()
 
 
-def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[Expected]:
+def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[NextToken]:
     best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_LIKELIEST, len(text.vocabulary)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Expected(text.vocabulary[number], probability) for number, probability in pairs]
+    return [NextToken(text.vocabulary[number], probability) for number, probability in pairs]

@@ -6,7 +6,7 @@ from typing import Any
 
 import dualform
 from dualform.datasets.corpus import Corpus
-from dualform.experiments.language.answers import Answer, Expected
+from dualform.experiments.language.answers import NextToken, PromptAnswer
 from dualform.experiments.language.network import LAYER
 from dualform.experiments.language.plan import LanguageExperiment, PromptQuery
 from dualform.experiments.language.quality import TOP, Quality
@@ -43,7 +43,7 @@ class LanguageResults:
     bytes: int
     quality: Quality
     queries: Sequence[PromptQuery]
-    answers: Sequence[Answer]
+    answers: Sequence[PromptAnswer]
 
     @property
     def title(self) -> str:
@@ -118,7 +118,7 @@ def _quality_section(quality: Quality) -> Section:
     return Section("How good are the spotlights?", text, ("", "same token", "same next token"), rows)
 
 
-def _query_section(query: PromptQuery, answer: Answer) -> Section:
+def _query_section(query: PromptQuery, answer: PromptAnswer) -> Section:
     layer = answer.layers[LAYER]
     excerpts = [Excerpts("Attention summed over all visits to a position", answer.prompt, layer.summed)]
     if layer.single is not None:
@@ -129,5 +129,5 @@ def _query_section(query: PromptQuery, answer: Answer) -> Section:
     return Section(f"Query: {to_plain(answer.prompt)}", text, excerpts=excerpts)
 
 
-def _said(expected: Expected) -> str:
+def _said(expected: NextToken) -> str:
     return f"{expected.token!r} ({expected.probability:.0%})"
