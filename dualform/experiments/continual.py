@@ -37,7 +37,7 @@ def accuracies(memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task],
 
 
 @dataclass(frozen=True)
-class Story:
+class MutedPredictions:
     """A digit mistaken after the second task: as it is, with one class of that task muted, with all of it muted."""
 
     case: SelectedInput
@@ -66,12 +66,12 @@ def most_likely(probabilities: Mapping[str, float]) -> str:
     return max(probabilities, key=probabilities.__getitem__)
 
 
-def story(memory: dualform.Memory, model: nn.Module, case: SelectedInput, second: Task) -> Story:
+def predict_muted(memory: dualform.Memory, model: nn.Module, case: SelectedInput, second: Task) -> MutedPredictions:
     """Mute the second task's class whose output the digit was taken for, and nothing else; then all of that task."""
     without_class = memory.without(task=second.name, label=case.predicted).model(model)
     without_task = memory.without(task=second.name).model(model)
     said = (_probabilities(network, case) for network in (model, without_class, without_task))
-    return Story(case, second.name, second.class_names[case.predicted], *said)
+    return MutedPredictions(case, second.name, second.class_names[case.predicted], *said)
 
 
 def _probabilities(network: nn.Module, case: SelectedInput) -> dict[str, float]:

@@ -126,7 +126,7 @@ def _draw(
     return FigureResults(
         drawn.cases,
         [figures.save(figure, out, name, CAPTIONS[name]) for name, figure in shown.items()],
-        [continual.story(memory, model, case, on[1]) for case in mistaken],
+        [continual.predict_muted(memory, model, case, on[1]) for case in mistaken],
         {layer: matrix.tolist() for layer, matrix in matrices.items()},
     )
 

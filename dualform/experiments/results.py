@@ -9,7 +9,7 @@ from typing import Any
 import dualform
 from dualform.experiments import table1
 from dualform.experiments.cases import SelectedInput
-from dualform.experiments.continual import Accuracies, Story
+from dualform.experiments.continual import Accuracies, MutedPredictions
 from dualform.experiments.figures import Drawing
 from dualform.experiments.plan import ImagePlan
 
@@ -56,7 +56,7 @@ class FigureResults:
 
     cases: list[CaseFigures]
     general: list[Drawing] = field(default_factory=list)
-    stories: list[Story] = field(default_factory=list)
+    muted: list[MutedPredictions] = field(default_factory=list)
     matrices: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
@@ -102,7 +102,7 @@ def document(found: ImageResults) -> dict[str, Any]:
         content |= _table1(networks)
     if found.with_views:
         content["after_first_task"] = spread([network.accuracies[0] for network in networks])
-        content["stories"] = [story.to_dict() for story in found.drawn.stories]
+        content["stories"] = [muted.to_dict() for muted in found.drawn.muted]
         content["attention_matrix"] = found.drawn.matrices
     if found.compared:
         content["paper"] = {"accuracy": PAPER_ACCURACY[plan.experiment.name]}

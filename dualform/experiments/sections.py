@@ -5,7 +5,7 @@ from typing import Any
 
 from dualform.experiments import table1
 from dualform.experiments.cases import SelectedInput
-from dualform.experiments.continual import Story, most_likely
+from dualform.experiments.continual import MutedPredictions, most_likely
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, ImageResults
 
@@ -115,14 +115,14 @@ def _forgetting_section(found: ImageResults) -> Section:
         "first task and muting the second one differ a little: with momentum, what the first task had gathered is "
         "still paid out in the steps after it, so its last slots count for more in the full run than at that moment."
     )
-    told = [_told(story) for story in found.drawn.stories]
+    told = [_told(muted) for muted in found.drawn.muted]
     return Section(
         "What was forgotten, and what brings it back", "\n\n".join([text, *told]), drawings=found.drawn.general
     )
 
 
-def _told(story: Story) -> str:
-    case, true = story.case, story.case.task.class_names[story.case.true]
+def _told(muted: MutedPredictions) -> str:
+    case, true = muted.case, muted.case.task.class_names[muted.case.true]
 
     def said(probabilities: Mapping[str, float]) -> str:
         one = most_likely(probabilities)
@@ -130,11 +130,11 @@ def _told(story: Story) -> str:
         return f"{one} with probability {probabilities[one]:.2f}{own}"
 
     text = (
-        f"Test input {case.index} of {case.task.name} is a {true}. The network says {said(story.before)}. With nothing "
-        f"muted but the class {story.muted_class!r} of {story.muted_task}, which shares that output, it says "
-        f"{said(story.after)}. With all of {story.muted_task} muted, it says {said(story.without_task)}."
+        f"Test input {case.index} of {case.task.name} is a {true}. The network says {said(muted.before)}. With nothing "
+        f"muted but the class {muted.muted_class!r} of {muted.muted_task}, which shares that output, it says "
+        f"{said(muted.after)}. With all of {muted.muted_task} muted, it says {said(muted.without_task)}."
     )
-    if most_likely(story.after) != true and most_likely(story.without_task) == true:
+    if most_likely(muted.after) != true and most_likely(muted.without_task) == true:
         text += (
             " So it is not that class's doing alone: classes trained side by side balance each other at every output, "
             "and one of them taken out leaves the others unbalanced."
