@@ -31,7 +31,7 @@ _QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
 
 
 @dataclass(frozen=True)
-class Drawing:
+class SavedFigure:
     """A figure on the disk, with what to say below it."""
 
     file: Path  # the PNG, relative to the directory of results; the PDF is beside it
@@ -61,7 +61,7 @@ def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput
     ]
 
 
-def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[Drawing]:
+def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[SavedFigure]:
     """Write the figures of one case into `out/figures`; `ends` are the steps at which phases of training end."""
     case, tables = answers.case, answers.tables
     shown, names = _shown(case), plots.Tasks({task.name: task.class_names for task in tasks})
@@ -74,12 +74,12 @@ def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], o
     return [save(figure, out, f"{case.name}-{name}", _caption(name, case)) for name, figure in figures.items()]
 
 
-def save(figure: Any, out: Path, name: str, caption: str) -> Drawing:
+def save(figure: Any, out: Path, name: str, caption: str) -> SavedFigure:
     """As PNG to look at and as PDF to print."""
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     for suffix in ("png", "pdf"):
         figure.savefig(out / FIGURES / f"{name}.{suffix}")
-    return Drawing(Path(FIGURES) / f"{name}.png", caption)
+    return SavedFigure(Path(FIGURES) / f"{name}.png", caption)
 
 
 def _caption(name: str, case: SelectedInput) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from dualform.experiments.figures import Drawing
+from dualform.experiments.figures import SavedFigure
 from dualform.text import Passage, caption, escape_markdown, to_snippet
 from dualform.text import to_markdown as passage_markdown
 
@@ -26,7 +26,7 @@ class Section:
     text: str = ""
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    drawings: Sequence[Drawing] = field(default=())
+    figures: Sequence[SavedFigure] = field(default=())
     excerpts: Sequence[Excerpts] = ()
 
 
@@ -43,7 +43,7 @@ def _markdown(section: Section) -> str:
         lines = [section.columns, ["---", *["---:"] * (len(section.columns) - 1)], *section.rows]
         parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
     parts += [f"### {one.title}\n\n{_markdown_excerpts(one)}" for one in section.excerpts]
-    parts += [f"![{one.caption}]({one.file.as_posix()})\n\n{one.caption}" for one in section.drawings]
+    parts += [f"![{one.caption}]({one.file.as_posix()})\n\n{one.caption}" for one in section.figures]
     return "\n\n".join(parts)
 
 
@@ -71,7 +71,7 @@ def _html(number: int, section: Section) -> str:
         f'<figure><a href="{escape(one.file.with_suffix(".pdf").as_posix())}">'
         f'<img src="{escape(one.file.as_posix())}" alt="{escape(one.caption)}" loading="lazy"></a>'
         f"<figcaption>{escape(one.caption)}</figcaption></figure>"
-        for one in section.drawings
+        for one in section.figures
     )
     excerpts = "".join(f"<h3>{escape(one.title)}</h3>{to_snippet(one.found, one.query)}" for one in section.excerpts)
     content = f"{paragraphs}{_html_table(section)}{excerpts}{figures}"

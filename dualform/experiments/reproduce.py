@@ -28,7 +28,7 @@ from dualform.experiments.results import (
     CAPTIONS,
     VIEWS,
     CaseFigures,
-    FigureResults,
+    Illustrations,
     ImageResults,
     NetworkResults,
     document,
@@ -46,7 +46,7 @@ def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, sta
     # A wrong number is to be known before the training, not after it: any predictions will do for that.
     select_named(options.index, plan.tasks, [task.test.labels for task in plan.tasks])
     out.mkdir(parents=True, exist_ok=True)
-    networks, drawn = [], FigureResults([])
+    networks, illustrations = [], Illustrations([])
     for seed in range(options.seeds):
         with _place(out, seed, options.keep_run) as path:
             at = _numbered(stage, seed, options.seeds)
@@ -54,8 +54,8 @@ def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, sta
             networks.append(_question(plan, seed, trained, memory, at))
             if seed == 0:
                 with at("drawing figures", 1):
-                    drawn = _draw(plan, memory, trained.model, networks[0], out)
-        outcome = _written(out, ImageResults(plan, networks, drawn))
+                    illustrations = _draw(plan, memory, trained.model, networks[0], out)
+        outcome = _written(out, ImageResults(plan, networks, illustrations))
     return outcome
 
 
@@ -106,25 +106,25 @@ def _question(
 
 def _draw(
     plan: ImagePlan, memory: dualform.Memory, model: nn.Module, network: NetworkResults, out: Path
-) -> FigureResults:
+) -> Illustrations:
     """Figures of the paper's cases, or of those asked for; and of both tasks where one was forgotten."""
     on, asked = plan.tasks, plan.options.index
     said = [predictions(model, task.test.images) for task in on]
     cases = select_named(asked, on, said) if asked else select_paper_cases(plan.experiment.cases, on, said)
-    drawn = FigureResults([
+    illustrations = Illustrations([
         CaseFigures(answers.case, figures.draw(answers, on, plan.ends, out))
         for answers in figures.ask(memory, model, cases)
     ])  # fmt: skip
     if network.views is None:
-        return drawn
+        return illustrations
     mistaken = [case for case in cases if case.task is on[0] and case.true != case.predicted]
     matrices = continual.attention_matrices(memory, model, on)
     shown = {
         "accuracies": plots.accuracies({VIEWS[view]: found for view, found in network.views.items()}),
         "matrix": plots.attention_matrix(matrices, plots.Tasks({task.name: task.class_names for task in on})),
     }
-    return FigureResults(
-        drawn.cases,
+    return Illustrations(
+        illustrations.cases,
         [figures.save(figure, out, name, CAPTIONS[name]) for name, figure in shown.items()],
         [continual.predict_muted(memory, model, case, on[1]) for case in mistaken],
         {layer: matrix.tolist() for layer, matrix in matrices.items()},

@@ -10,7 +10,7 @@ import dualform
 from dualform.experiments import table1
 from dualform.experiments.cases import SelectedInput
 from dualform.experiments.continual import Accuracies, MutedPredictions
-from dualform.experiments.figures import Drawing
+from dualform.experiments.figures import SavedFigure
 from dualform.experiments.plan import ImagePlan
 
 # What the paper reports, in per cent; with MNIST first.
@@ -47,15 +47,15 @@ class NetworkResults:
 @dataclass(frozen=True)
 class CaseFigures:
     case: SelectedInput
-    drawings: list[Drawing]
+    figures: list[SavedFigure]
 
 
 @dataclass(frozen=True)
-class FigureResults:
-    """What was drawn and told of the first network."""
+class Illustrations:
+    """Figures of the first network, and its predictions with slots muted."""
 
     cases: list[CaseFigures]
-    general: list[Drawing] = field(default_factory=list)
+    general: list[SavedFigure] = field(default_factory=list)
     muted: list[MutedPredictions] = field(default_factory=list)
     matrices: dict[str, list[list[float]]] = field(default_factory=dict)
 
@@ -66,7 +66,7 @@ class ImageResults:
 
     plan: ImagePlan
     networks: list[NetworkResults]
-    drawn: FigureResults
+    illustrations: Illustrations
 
     @property
     def title(self) -> str:
@@ -102,16 +102,16 @@ def document(found: ImageResults) -> dict[str, Any]:
         content |= _table1(networks)
     if found.with_views:
         content["after_first_task"] = spread([network.accuracies[0] for network in networks])
-        content["stories"] = [muted.to_dict() for muted in found.drawn.muted]
-        content["attention_matrix"] = found.drawn.matrices
+        content["stories"] = [muted.to_dict() for muted in found.illustrations.muted]
+        content["attention_matrix"] = found.illustrations.matrices
     if found.compared:
         content["paper"] = {"accuracy": PAPER_ACCURACY[plan.experiment.name]}
         if found.with_table1:
             content["paper"]["table1"] = spread_of_paper()
     content["certificates"] = [{"seed": one.seed, **_certificate(one.certificate)} for one in networks]
     content["seconds"] = [{"seed": one.seed, **one.seconds} for one in networks]
-    content["cases"] = [_case(one) for one in found.drawn.cases]
-    content["figures"] = [drawing.file.as_posix() for drawing in found.drawn.general]
+    content["cases"] = [_case(one) for one in found.illustrations.cases]
+    content["figures"] = [figure.file.as_posix() for figure in found.illustrations.general]
     return content
 
 
@@ -172,5 +172,5 @@ def _case(one: CaseFigures) -> dict[str, Any]:
         "true": names[case.true],
         "predicted": names[case.predicted],
         "figures_of_the_paper": case.figures or None,
-        "figures": [drawing.file.as_posix() for drawing in one.drawings],
+        "figures": [figure.file.as_posix() for figure in one.figures],
     }

@@ -24,7 +24,7 @@ def sections(found: ImageResults, content: Mapping[str, Any]) -> list[Section]:
     if found.with_views:
         parts.append(_forgetting_section(found))
     parts.append(_certificate_section(content))
-    parts += [Section(_heading(one.case), drawings=one.drawings) for one in found.drawn.cases]
+    parts += [Section(_heading(one.case), figures=one.figures) for one in found.illustrations.cases]
     return parts
 
 
@@ -115,9 +115,9 @@ def _forgetting_section(found: ImageResults) -> Section:
         "first task and muting the second one differ a little: with momentum, what the first task had gathered is "
         "still paid out in the steps after it, so its last slots count for more in the full run than at that moment."
     )
-    told = [_told(muted) for muted in found.drawn.muted]
+    told = [_told(muted) for muted in found.illustrations.muted]
     return Section(
-        "What was forgotten, and what brings it back", "\n\n".join([text, *told]), drawings=found.drawn.general
+        "What was forgotten, and what brings it back", "\n\n".join([text, *told]), figures=found.illustrations.general
     )
 
 

@@ -23,7 +23,7 @@ _CONTEXT = {"": 100, " ": 35}  # tokens the model reads up to and with the query
 
 
 @dataclass(frozen=True)
-class Shares:
+class HitRates:
     """Mean shares of positions, between 0 and 1."""
 
     token: float  # whose token is the query's
@@ -35,9 +35,9 @@ class Quality:
     """Of attention, and of what it is to be compared with."""
 
     queries: int
-    attention: Shares
-    embedding: Shares
-    anywhere: Shares
+    attention: HitRates
+    embedding: HitRates
+    anywhere: HitRates
 
     def to_dict(self) -> dict[str, Any]:
         ways = {"attention": self.attention, "embedding": self.embedding, "anywhere": self.anywhere}
@@ -54,7 +54,7 @@ def measure(memory: dualform.Memory, model: LanguageModel, text: Text, test: Tex
     hits, following = text.ids[position] == asked[query], text.ids[position + 1] == expected[query]
     return Quality(
         queries=len(prompts),
-        attention=Shares(float(hits.mean()), float(following.mean())),
+        attention=HitRates(float(hits.mean()), float(following.mean())),
         embedding=_by_embedding(model, text, asked, expected),
         anywhere=_anywhere(text, asked, expected),
     )
@@ -67,12 +67,12 @@ def _prompts(test: Text, seed: int) -> Tensor:
     return torch.from_numpy(test.ids)[torch.from_numpy(ends)[:, None] + torch.arange(context)]
 
 
-def _anywhere(text: Text, asked: NDArray[np.int64], expected: NDArray[np.int64]) -> Shares:
+def _anywhere(text: Text, asked: NDArray[np.int64], expected: NDArray[np.int64]) -> HitRates:
     frequency = np.bincount(text.ids, minlength=len(text.vocabulary)) / len(text)
-    return Shares(float(frequency[asked].mean()), float(frequency[expected].mean()))
+    return HitRates(float(frequency[asked].mean()), float(frequency[expected].mean()))
 
 
-def _by_embedding(model: LanguageModel, text: Text, asked: NDArray[np.int64], expected: NDArray[np.int64]) -> Shares:
+def _by_embedding(model: LanguageModel, text: Text, asked: NDArray[np.int64], expected: NDArray[np.int64]) -> HitRates:
     """By cosine. Positions with the same token are all equally near: they count by their mean."""
     directions = torch.nn.functional.normalize(model.embedding.weight.detach(), dim=1)
     nearness = (directions[torch.from_numpy(asked)] @ directions.mT).numpy()  # (queries, vocabulary)
@@ -84,7 +84,7 @@ def _by_embedding(model: LanguageModel, text: Text, asked: NDArray[np.int64], ex
         for near, token, following in zip(nearness, asked.tolist(), expected.tolist(), strict=True)
     ]
     shares = np.array(found).mean(axis=0)
-    return Shares(float(shares[0]), float(shares[1]))
+    return HitRates(float(shares[0]), float(shares[1]))
 
 
 def _filled(
