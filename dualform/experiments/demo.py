@@ -237,9 +237,9 @@ def figure(explanation: Explanation, digits: ImageSet) -> Any:
 def contribution_figure(explanation: Explanation, digits: ImageSet) -> Any:
     """A matplotlib figure of one prediction: attention beside contribution, and how the logit adds up."""
     found = explanation.contributions
-    account = plots.Account(found.digits, picture(digits.train.raw, found.digits["id"]), found.totals, found.initial)
+    parts = plots.LogitParts(found.digits, picture(digits.train.raw, found.digits["id"]), found.totals, found.initial)
     question = _question(explanation, "Which training digits speak for {}, which against?")
-    return plots.contribution_figure(_subject(explanation, digits), account, title=question)
+    return plots.contribution_figure(_subject(explanation, digits), parts, title=question)
 
 
 def _subject(explanation: Explanation, digits: ImageSet) -> plots.Subject:

@@ -8,7 +8,7 @@ Nothing here opens a run or asks a question.
 
 from dualform.plots.accuracy import accuracies
 from dualform.plots.classes import attention_per_class, total_per_class
-from dualform.plots.contribution import Account, contribution_figure
+from dualform.plots.contribution import LogitParts, contribution_figure
 from dualform.plots.images import TopImages, top_images
 from dualform.plots.matrix import attention_matrix
 from dualform.plots.spotlight import LayerRow, spotlight_figure
@@ -20,9 +20,9 @@ __all__ = [
     "BOTH",
     "PREDICTED",
     "TRUE",
-    "Account",
     "Case",
     "LayerRow",
+    "LogitParts",
     "Subject",
     "Tasks",
     "TopImages",

@@ -14,7 +14,7 @@ import numpy as np
 
 from dualform.plots.heading import headed
 from dualform.plots.style import FAINT, INK, LABEL, PANEL, REST, SMALL, dress
-from dualform.plots.subject import Array, Case, Key, Tasks, marks
+from dualform.plots.subject import Array, Case, Key, Tasks, highlights
 from dualform.plots.ticks import name_classes_below, name_tasks
 from dualform.table import Table
 
@@ -80,7 +80,7 @@ def _per_class(totals: Table, tasks: Tasks) -> Array:
 def _colour(key: Key, case: Case, tasks: Tasks) -> str:
     if tasks.several:
         return tasks.colour(key[0])
-    stands_out = marks(case, tasks).get(key)
+    stands_out = highlights(case, tasks).get(key)
     return stands_out.colour if stands_out else REST
 
 

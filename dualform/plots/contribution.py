@@ -1,6 +1,6 @@
 """Attention beside contribution: what a layer looks at, and what came of it.
 
-    figure = contribution_figure(subject, Account(examples, images, totals, initial))
+    figure = contribution_figure(subject, LogitParts(examples, images, totals, initial))
 
 A training example may get high attention and yet add little to the logit, or take something away from it.
 """
@@ -28,7 +28,7 @@ _DOT, _RING = 12, 70  # areas, in square points
 
 
 @dataclass(frozen=True)
-class Account:
+class LogitParts:
     """What the logit of the predicted class is made of: the initial part and the contributions add up to it."""
 
     examples: Table  # a training example a row: attention, contribution, and its class
@@ -65,23 +65,23 @@ _PICKS = (
 
 def contribution_figure(
     subject: Subject,
-    account: Account,
+    parts: LogitParts,
     by: str = "label",
     title: str = "Which training images speak for this prediction, which against?",
 ) -> "Figure":
     """One input; its training examples by attention and contribution; and how the logit adds up, class by class."""
-    check_one_query(account.examples)
-    check_one_query(account.totals)
+    check_one_query(parts.examples)
+    check_one_query(parts.totals)
     figure = new_figure(11.4, 6.6)
     figure.suptitle(title, fontsize=TITLE + 2, fontweight="bold", color=INK)
     figure.supxlabel(_CAPTION, fontsize=TICK, color=FAINT)
     upper, lower = figure.subfigures(2, 1, height_ratios=[3.9, 1.9], squeeze=False)[:, 0]
     left, middle, right = upper.subfigures(1, 3, width_ratios=[2.0, 5.0, 4.4], squeeze=False)[0]
     draw_subject(left, subject)
-    _draw_dots(middle, subject, account.examples, by)
-    _draw_sum(right, subject, account, by)
+    _draw_dots(middle, subject, parts.examples, by)
+    _draw_sum(right, subject, parts, by)
     for part, pick in zip(lower.subfigures(1, len(_PICKS), squeeze=False)[0], _PICKS, strict=True):
-        _draw_images(part, subject, account, by, pick)
+        _draw_images(part, subject, parts, by, pick)
     return figure
 
 
@@ -118,12 +118,12 @@ def _roles(subject: Subject, labels: Array) -> list[tuple[str, str, Array]]:
     return [("other classes", REST, ~np.isin(labels, list(colours))), *reversed(found)]
 
 
-def _draw_sum(part: "SubFigure", subject: Subject, account: Account, by: str) -> None:
+def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -> None:
     """Bars that begin where the one before them ends, down to the logit."""
     head(part, "contributions of each class, adding up to the logit")
     axes = part.add_subplot()
-    names = account.totals[by].tolist()
-    amounts = np.array([account.initial, *account.totals["total"], account.logit])
+    names = parts.totals[by].tolist()
+    amounts = np.array([parts.initial, *parts.totals["total"], parts.logit])
     ends = np.cumsum(amounts[:-1])
     starts = np.array([0, *ends[:-1], 0])
     colours = [subject.colours().get(name, REST) for name in names]
@@ -157,12 +157,12 @@ def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
         )  # fmt: skip
 
 
-def _draw_images(part: "SubFigure", subject: Subject, account: Account, by: str, pick: _Pick) -> None:
+def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str, pick: _Pick) -> None:
     head(part, f"{pick.sign} {pick.words.format(subject.predicted)}")
-    rows = pick.rows(account.examples)
-    found = Table({name: column[rows] for name, column in account.examples.as_arrays().items()})
+    rows = pick.rows(parts.examples)
+    found = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
     places = part.subplots(1, _SHOWN, squeeze=False)[0]
-    for axes, image, facts in zip(places, account.images[rows], found.rows(), strict=False):
+    for axes, image, facts in zip(places, parts.images[rows], found.rows(), strict=False):
         colour = subject.colours().get(facts[by], FAINT)
         draw_image(axes, image, colour)
         axes.set_title(f"class {facts[by]}", fontsize=LABEL, fontweight="bold", color=colour, pad=3)

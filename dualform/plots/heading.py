@@ -9,7 +9,7 @@ It says what is seen, how to read it, and which test image it is about.
 from typing import TYPE_CHECKING
 
 from dualform.plots.style import FAINT, INK, SMALL, TICK, TITLE, WIDTH, make_pill, new_figure
-from dualform.plots.subject import Case, Mark, Tasks, draw_image, marks
+from dualform.plots.subject import Case, Highlight, Tasks, draw_image, highlights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,9 +47,9 @@ def _say_what_became_of_it(page: "Axes", place: tuple[float, float], case: Case,
         make_pill(before, mark.colour, mark.solid)
 
 
-def verdict(case: Case, tasks: Tasks) -> list[tuple[str, Mark]]:
+def verdict(case: Case, tasks: Tasks) -> list[tuple[str, Highlight]]:
     """True and predicted class in words, each with the mark it has all over the figure."""
-    found = marks(case, tasks)
+    found = highlights(case, tasks)
     labels = {"true and predicted": case.true} if case.right else {"true": case.true, "predicted": case.predicted}
     own = {role: (case.task, label) for role, label in labels.items()}
     said = [(f"{role}: {tasks.name(key)}", found[key]) for role, key in own.items()]

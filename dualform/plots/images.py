@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dualform.plots.heading import headed, verdict
 from dualform.plots.style import FAINT, INK, LABEL, PALE, PANEL, SMALL, amount, make_pill
-from dualform.plots.subject import Array, Case, Key, Tasks, draw_image, marks
+from dualform.plots.subject import Array, Case, Key, Tasks, draw_image, highlights
 from dualform.table import Table
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class _Caption:
         axes.set_xlabel(task + self.facts(row), fontsize=SMALL, color=INK, labelpad=LABEL + 5)
 
     def colour(self, key: Key) -> str:
-        stands_out = marks(self.case, self.tasks).get(key)
+        stands_out = highlights(self.case, self.tasks).get(key)
         return stands_out.colour if stands_out else FAINT
 
 

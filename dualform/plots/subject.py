@@ -2,7 +2,7 @@
 
     tasks = Tasks({"mnist": tuple("0123456789"), "fashion-mnist": FASHION})
     case = Case(image, task="mnist", true=1, predicted=3, index=42)
-    marks(case, tasks)[("mnist", 1)].colour      # that of a true class
+    highlights(case, tasks)[("mnist", 1)].colour      # that of a true class
 
 Tasks share the network's outputs: predicting 3 is predicting "3" and "Dress" at once. The class of
 the other task is marked as well, in outline.
@@ -103,22 +103,22 @@ class Tasks:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Highlight:
     """How a class stands out."""
 
     colour: str
     solid: bool  # else an outline: the class of another task that shares the predicted output
 
 
-def marks(case: Case, tasks: Tasks) -> dict[Key, Mark]:
+def highlights(case: Case, tasks: Tasks) -> dict[Key, Highlight]:
     """The classes that stand out: the true one, the predicted one, and those which share its output."""
     colour = BOTH if case.right else PREDICTED
     found = {
-        (task, case.predicted): Mark(colour, solid=task == case.task)
+        (task, case.predicted): Highlight(colour, solid=task == case.task)
         for task, names in tasks.names.items()
         if case.predicted < len(names)
     }
-    return found if case.right else found | {(case.task, case.true): Mark(TRUE, solid=True)}
+    return found if case.right else found | {(case.task, case.true): Highlight(TRUE, solid=True)}
 
 
 def check_one_query(table: Table) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dualform.plots.style import INK, LABEL, TICK, make_pill
-from dualform.plots.subject import Case, Tasks, marks
+from dualform.plots.subject import Case, Tasks, highlights
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ def name_classes_below(axes: "Axes", case: Case, tasks: Tasks) -> None:
     for (task, label), text in zip(tasks.classes(), axes.get_xticklabels(), strict=True):
         if tasks.several and has_words(tasks.names[task]):
             text.set(rotation=40, ha="right", rotation_mode="anchor")
-        if stands_out := marks(case, tasks).get((task, label)):
+        if stands_out := highlights(case, tasks).get((task, label)):
             make_pill(text, stands_out.colour, stands_out.solid)
 
 
