@@ -283,7 +283,7 @@ def run(
     progress: Callable[[int], None] = lambda step: None,
 ) -> DemoResult:
     """Train, verify, ask about a few test digits, and draw the answers beside the run."""
-    plots.require()
+    plots.require_matplotlib()
     path = Path(path)
     trained = train(path, optimizer=optimizer, steps=steps, overwrite=overwrite, progress=progress)
     memory = dualform.load(path)

@@ -40,7 +40,7 @@ from dualform.experiments.training import TrainedClassifier, predictions, save_t
 
 def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, stage: Stage = silent) -> Outcome:
     """Train, record, certify, ask, draw; write the results into `out`, anew after each network."""
-    plots.require()
+    plots.require_matplotlib()
     names = names_of_tasks(experiment, options.dataset)
     plan = make_plan(experiment, options, tasks([_load(name, options.data, stage) for name in names]))
     # A wrong number is to be known before the training, not after it: any predictions will do for that.

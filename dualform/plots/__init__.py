@@ -12,7 +12,7 @@ from dualform.plots.contribution import LogitParts, contribution_figure
 from dualform.plots.images import TopImages, top_images
 from dualform.plots.matrix import attention_matrix
 from dualform.plots.spotlight import LayerRow, spotlight_figure
-from dualform.plots.style import BOTH, PREDICTED, TRUE, require, save_pages
+from dualform.plots.style import BOTH, PREDICTED, TRUE, require_matplotlib, save_pages
 from dualform.plots.subject import Case, Subject, Tasks
 from dualform.plots.time import top_in_time
 
@@ -30,7 +30,7 @@ __all__ = [
     "attention_matrix",
     "attention_per_class",
     "contribution_figure",
-    "require",
+    "require_matplotlib",
     "save_pages",
     "spotlight_figure",
     "top_images",

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from dualform.plots.heading import headed
-from dualform.plots.style import INK, LABEL, TASK_COLOURS, TICK, dress
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import INK, LABEL, TASK_COLOURS, TICK, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ _GROUP = 0.8  # of a condition's place is filled with bars
 def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
     """Test accuracies in per cent, by condition and task, as grouped bars."""
     tasks = list(dict.fromkeys(task for group in groups.values() for task in group))
-    figure, body = headed(
+    figure, body = figure_with_heading(
         3.2,
         "How well is each task solved?",
         "Accuracy on the test images of each task. Muted: what a task contributed is left out; nothing is retrained.",
@@ -36,7 +36,7 @@ def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
         colour = TASK_COLOURS[number % len(TASK_COLOURS)]
         bars = axes.bar(middles, heights, width=0.94 * width, color=colour, label=task)
         axes.bar_label(bars, fmt="{:.1f}%", fontsize=LABEL, color=INK, padding=2)
-    dress(axes)
+    style_axes(axes)
     axes.grid(visible=False)  # the heights are written on the bars
     axes.set_ylim(0, 105)
     axes.set_yticks(range(0, 101, 25))

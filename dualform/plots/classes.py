@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dualform.plots.heading import headed
-from dualform.plots.style import FAINT, INK, LABEL, PANEL, REST, SMALL, dress
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import FAINT, INK, LABEL, PANEL, REST, SMALL, style_axes
 from dualform.plots.subject import Array, Case, Key, Tasks, highlights
 from dualform.plots.ticks import name_classes_below, name_tasks
 from dualform.table import Table
@@ -90,11 +90,11 @@ def _stacked(
     """A panel a layer, with a place for each class, from 0 on; names of classes under the lowest only."""
     below = _BELOW_TURNED if tasks.several else _BELOW
     height = _PANEL * len(layers) + below
-    figure, body = headed(height, title, note, case, tasks)
+    figure, body = figure_with_heading(height, title, note, case, tasks)
     panels: list[Axes] = list(body.subplots(len(layers), 1, sharex=True, squeeze=False)[:, 0])
     for axes, layer in zip(panels, layers, strict=True):
         axes.set_title(layer, loc="left", fontsize=PANEL, fontweight="bold", color=INK)
-        dress(axes)
+        style_axes(axes)
         for first, _ in list(tasks.spans().values())[1:]:
             axes.axvline(first - 0.5, color=REST, linewidth=0.8, linestyle="--")
     panels[-1].set_xlim(-0.6, len(tasks.classes()) - 0.4)

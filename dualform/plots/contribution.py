@@ -11,8 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dualform.plots.style import FAINT, INK, LABEL, REST, SMALL, TICK, TITLE, amount, dress, new_figure, short
-from dualform.plots.subject import Array, Subject, check_one_query, draw_image, draw_subject, head
+from dualform.plots.style import (
+    FAINT,
+    INK,
+    LABEL,
+    REST,
+    SMALL,
+    TICK,
+    TITLE,
+    axis_number,
+    caption_number,
+    new_figure,
+    style_axes,
+)
+from dualform.plots.subject import Array, Subject, check_one_query, draw_image, draw_subject, set_heading
 from dualform.table import Table
 
 if TYPE_CHECKING:
@@ -42,7 +54,7 @@ class LogitParts:
 
 
 @dataclass(frozen=True)
-class _Pick:
+class _Extreme:
     """Training examples at one end of a scale: ringed among the dots, and drawn below them."""
 
     sign: str
@@ -56,10 +68,10 @@ class _Pick:
         return order[:_SHOWN]
 
 
-_PICKS = (
-    _Pick("□", "highest attention", "s", "attention", highest=True),
-    _Pick("△", "highest contribution: for class {}", "^", "contribution", highest=True),
-    _Pick("▽", "lowest contribution: against class {}", "v", "contribution", highest=False),
+_EXTREMES = (
+    _Extreme("□", "highest attention", "s", "attention", highest=True),
+    _Extreme("△", "highest contribution: for class {}", "^", "contribution", highest=True),
+    _Extreme("▽", "lowest contribution: against class {}", "v", "contribution", highest=False),
 )
 
 
@@ -80,27 +92,27 @@ def contribution_figure(
     draw_subject(left, subject)
     _draw_dots(middle, subject, parts.examples, by)
     _draw_sum(right, subject, parts, by)
-    for part, pick in zip(lower.subfigures(1, len(_PICKS), squeeze=False)[0], _PICKS, strict=True):
-        _draw_images(part, subject, parts, by, pick)
+    for part, extreme in zip(lower.subfigures(1, len(_EXTREMES), squeeze=False)[0], _EXTREMES, strict=True):
+        _draw_images(part, subject, parts, by, extreme)
     return figure
 
 
 def _draw_dots(part: "SubFigure", subject: Subject, examples: Table, by: str) -> None:
-    head(part, "every training image is a dot")
+    set_heading(part, "every training image is a dot")
     axes = part.add_subplot()
-    dress(axes)
+    style_axes(axes)
     for words, colour, chosen in _roles(subject, examples[by]):
         axes.scatter(
             examples["attention"][chosen], examples["contribution"][chosen],
             s=_DOT, color=colour, alpha=0.75, linewidths=0, label=words,
         )  # fmt: skip
-    for pick in _PICKS:
-        rows = pick.rows(examples)
+    for extreme in _EXTREMES:
+        rows = extreme.rows(examples)
         axes.scatter(
             examples["attention"][rows], examples["contribution"][rows],
-            s=_RING, marker=pick.marker, facecolors="none", edgecolors=INK, linewidths=0.9,
+            s=_RING, marker=extreme.marker, facecolors="none", edgecolors=INK, linewidths=0.9,
         )  # fmt: skip
-    axes.xaxis.set_major_formatter(lambda value, place: short(value))
+    axes.xaxis.set_major_formatter(lambda value, place: axis_number(value))
     axes.set_xlabel("attention to the training image", fontsize=LABEL, color=INK)
     axes.set_ylabel(f"contribution to the logit of class {subject.predicted}", fontsize=LABEL, color=INK)
     axes.legend(
@@ -120,7 +132,7 @@ def _roles(subject: Subject, labels: Array) -> list[tuple[str, str, Array]]:
 
 def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -> None:
     """Bars that begin where the one before them ends, down to the logit."""
-    head(part, "contributions of each class, adding up to the logit")
+    set_heading(part, "contributions of each class, adding up to the logit")
     axes = part.add_subplot()
     names = parts.totals[by].tolist()
     amounts = np.array([parts.initial, *parts.totals["total"], parts.logit])
@@ -143,7 +155,7 @@ def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(labelsize=TICK, length=0, labelcolor=INK)
     axes.get_yticklabels()[-1].set_fontweight("bold")
-    axes.xaxis.set_major_formatter(lambda value, place: short(value))
+    axes.xaxis.set_major_formatter(lambda value, place: axis_number(value))
     axes.grid(axis="x", color="#E6E6E6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
@@ -157,9 +169,9 @@ def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
         )  # fmt: skip
 
 
-def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str, pick: _Pick) -> None:
-    head(part, f"{pick.sign} {pick.words.format(subject.predicted)}")
-    rows = pick.rows(parts.examples)
+def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str, extreme: _Extreme) -> None:
+    set_heading(part, f"{extreme.sign} {extreme.words.format(subject.predicted)}")
+    rows = extreme.rows(parts.examples)
     found = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
     places = part.subplots(1, _SHOWN, squeeze=False)[0]
     for axes, image, facts in zip(places, parts.images[rows], found.rows(), strict=False):
@@ -174,4 +186,4 @@ def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str
 def _facts_below(facts: Mapping[str, Any]) -> str:
     contribution = facts["contribution"]
     digits = 3 if abs(contribution) >= 1 else 2  # as many as there is room for below an image
-    return f"attention {amount(facts['attention'])}\ncontribution {contribution:+.{digits}g}".replace("-", "−")
+    return f"attention {caption_number(facts['attention'])}\ncontribution {contribution:+.{digits}g}".replace("-", "−")

@@ -1,6 +1,6 @@
 """The head of a figure.
 
-    figure, body = headed(height=4, title="Total attention of each class", note="...", case=case, tasks=tasks)
+    figure, body = figure_with_heading(4, "Total attention of each class", "...", case, tasks)
     axes = body.subplots(3, 1)
 
 It says what is seen, how to read it, and which test image it is about.
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MARGIN, _THUMB, _LINE = 0.12, 0.8, 0.29  # inches
 
 
-def headed(
+def figure_with_heading(
     height: float, title: str, note: str, case: Case | None = None, tasks: Tasks | None = None, width: float = WIDTH
 ) -> tuple["Figure", "SubFigure"]:
     """A figure with a head; its body, of the given height in inches, is for the caller to fill."""
@@ -40,17 +40,17 @@ def headed(
 
 def _say_what_became_of_it(page: "Axes", place: tuple[float, float], case: Case, tasks: Tasks) -> None:
     before = page.text(*place, f"test image {case.index:,} of {case.task}", fontsize=TICK, color=INK, va="top")
-    for words, mark in verdict(case, tasks):
+    for words, mark in describe_classes(case, tasks):
         before = page.annotate(
             words, (1, 0), (10, 0), xycoords=before, textcoords="offset points", va="bottom", fontsize=TICK
         )
         make_pill(before, mark.colour, mark.solid)
 
 
-def verdict(case: Case, tasks: Tasks) -> list[tuple[str, Highlight]]:
+def describe_classes(case: Case, tasks: Tasks) -> list[tuple[str, Highlight]]:
     """True and predicted class in words, each with the mark it has all over the figure."""
     found = highlights(case, tasks)
-    labels = {"true and predicted": case.true} if case.right else {"true": case.true, "predicted": case.predicted}
+    labels = {"true and predicted": case.true} if case.correct else {"true": case.true, "predicted": case.predicted}
     own = {role: (case.task, label) for role, label in labels.items()}
     said = [(f"{role}: {tasks.name(key)}", found[key]) for role, key in own.items()]
     return said + [(f"same output: {tasks.full_name(key)}", mark) for key, mark in found.items() if not mark.solid]

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dualform.plots.heading import headed, verdict
-from dualform.plots.style import FAINT, INK, LABEL, PALE, PANEL, SMALL, amount, make_pill
+from dualform.plots.heading import describe_classes, figure_with_heading
+from dualform.plots.style import FAINT, INK, LABEL, PALE, PANEL, SMALL, caption_number, make_pill
 from dualform.plots.subject import Array, Case, Key, Tasks, draw_image, highlights
 from dualform.table import Table
 
@@ -40,7 +40,7 @@ def top_images(case: Case, rows: Sequence[TopImages], tasks: Tasks) -> "Figure":
         tasks.check_table(row.images)
     counts = [max(len(row.visits) for row in rows), max(len(row.images) for row in rows)]
     widths = [_TEST, _LAYER, _IMAGE * counts[0], _GAP, _IMAGE * counts[1]]
-    figure, body = headed(
+    figure, body = figure_with_heading(
         max(_LOWEST, _ROW * len(rows) + 0.3),
         "Training images with the highest attention",
         "Weight: how much a layer attends to one visit of a training image. Sum: the weights of all its visits.",
@@ -76,7 +76,7 @@ def _draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
     axes = part.add_subplot(anchor="N")
     draw_image(axes, case.image, INK)
     below = -8.0  # points
-    for words, mark in [(f"number {case.index:,}\nof {case.task}", None), *verdict(case, tasks)]:
+    for words, mark in [(f"number {case.index:,}\nof {case.task}", None), *describe_classes(case, tasks)]:
         # The column is narrow.
         lines = words.replace(": ", ":\n").replace(" (", "\n(").replace("true and ", "true and\n")
         text = axes.annotate(
@@ -90,12 +90,12 @@ def _draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
 
 
 def _visit(facts: Mapping[str, Any]) -> str:
-    return f"step {facts['step']:,}\nweight {amount(facts['score'])}"
+    return f"step {facts['step']:,}\nweight {caption_number(facts['score'])}"
 
 
 def _image(facts: Mapping[str, Any]) -> str:
     visits = "1 visit" if facts["visits"] == 1 else f"{facts['visits']:,} visits"
-    return f"{visits}\nsum {amount(facts['score'])}"
+    return f"{visits}\nsum {caption_number(facts['score'])}"
 
 
 @dataclass(frozen=True)

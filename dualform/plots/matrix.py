@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dualform.errors import QueryError
-from dualform.plots.heading import headed
+from dualform.plots.heading import figure_with_heading
 from dualform.plots.style import FAINT, INK, LABEL, PANEL, SMALL, TICK
 from dualform.plots.subject import Array, Tasks
 from dualform.plots.ticks import has_words, longest_name, name_tasks, write_classes
@@ -23,7 +23,7 @@ def attention_matrix(matrices: Mapping[str, Array], tasks: Tasks) -> "Figure":
     for layer, matrix in matrices.items():
         _check_shape(layer, matrix, tasks)
     names = 0.075 * longest_name(tasks)  # inches
-    figure, body = headed(
+    figure, body = figure_with_heading(
         _MAP + names + (0.85 if tasks.several else 0.7),
         "Which training classes do the test images of a class attend to?",
         "Each row is a class of test images and adds up to 100%. A dot marks the largest share of a row.",

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dualform.plots.style import FAINT, INK, REST, amount, dress, new_figure
-from dualform.plots.subject import Array, Subject, draw_image, draw_subject, head
+from dualform.plots.style import FAINT, INK, REST, caption_number, new_figure, style_axes
+from dualform.plots.subject import Array, Subject, draw_image, draw_subject, set_heading
 from dualform.table import Table
 
 if TYPE_CHECKING:
@@ -41,12 +41,12 @@ def spotlight_figure(
     figure.supxlabel(_CAPTION, fontsize=8.5, color=FAINT)
     left, middle, right = figure.subfigures(1, 3, width_ratios=[2.0, 0.35 + 1.02 * shown, 3.05], squeeze=False)[0]
     draw_subject(left, subject)
-    head(middle, "training images with the highest attention")
-    head(right, "total attention per class")
+    set_heading(middle, "training images with the highest attention")
+    set_heading(right, "total attention per class")
     pictures = middle.subplots(len(rows), shown, squeeze=False)
     for row, axes, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
         _draw_row(axes, row, by, subject)
-        dress(bars)
+        style_axes(bars)
         _draw_bars(bars, row.totals, by, subject.colours())
     return figure
 
@@ -64,7 +64,7 @@ def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subje
 
 def _facts_below(facts: Mapping[str, Any]) -> str:
     """Of one visit, or of all visits to the same training image; the step is that of the first."""
-    lines = [f"score {amount(facts['score'])}"]
+    lines = [f"score {caption_number(facts['score'])}"]
     if "visits" in facts:
         lines += [f"{facts['visits']} visits", f"first at step {facts['step']}"]
     else:

@@ -23,7 +23,7 @@ TITLE, PANEL, LABEL, TICK, SMALL = 13, 10, 9, 8.5, 8  # points
 WIDTH = 9.0  # inches: a laptop's screen at 100%, and a printed page across
 
 
-def require() -> None:
+def require_matplotlib() -> None:
     """Raise now if there is no matplotlib, rather than after the work whose result is to be drawn."""
     new_figure(1, 1)
 
@@ -48,13 +48,13 @@ def save_pages(figures: Sequence["Figure"], path: Path) -> None:
             pages.savefig(figure)
 
 
-def dress(axes: "Axes") -> None:
+def style_axes(axes: "Axes") -> None:
     """Axes with a line at zero, few ticks and faint lines across."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.tick_params(which="both", labelsize=TICK, length=0, labelcolor=INK)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, min_n_ticks=3))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: short(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: axis_number(value)))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -62,7 +62,7 @@ def dress(axes: "Axes") -> None:
     axes.axhline(0, color=REST, linewidth=0.8)
 
 
-def short(value: float) -> str:
+def axis_number(value: float) -> str:
     """As on an axis: 250, 100k, 2.5M; below one 0.5, for 500m would be read as metres or millions."""
     from matplotlib.ticker import EngFormatter
 
@@ -71,7 +71,7 @@ def short(value: float) -> str:
     return str(EngFormatter(sep="")(value))
 
 
-def amount(value: float) -> str:
+def caption_number(value: float) -> str:
     """As in a caption: 6.7, 1,234, 101,234."""
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 

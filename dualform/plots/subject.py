@@ -53,7 +53,7 @@ class Case:
     index: int  # row in the task's test set
 
     @property
-    def right(self) -> bool:
+    def correct(self) -> bool:
         return self.predicted == self.true
 
 
@@ -112,13 +112,13 @@ class Highlight:
 
 def highlights(case: Case, tasks: Tasks) -> dict[Key, Highlight]:
     """The classes that stand out: the true one, the predicted one, and those which share its output."""
-    colour = BOTH if case.right else PREDICTED
+    colour = BOTH if case.correct else PREDICTED
     found = {
         (task, case.predicted): Highlight(colour, solid=task == case.task)
         for task, names in tasks.names.items()
         if case.predicted < len(names)
     }
-    return found if case.right else found | {(case.task, case.true): Highlight(TRUE, solid=True)}
+    return found if case.correct else found | {(case.task, case.true): Highlight(TRUE, solid=True)}
 
 
 def check_one_query(table: Table) -> None:
@@ -134,14 +134,14 @@ def draw_image(axes: "Axes", image: Array, frame: str) -> None:
     axes.spines[:].set(color=frame, linewidth=2)
 
 
-def head(part: "SubFigure", words: str) -> None:
+def set_heading(part: "SubFigure", words: str) -> None:
     """What one part of a figure shows."""
     part.suptitle(words, fontsize=PANEL, color=INK)
 
 
 def draw_subject(part: "SubFigure", subject: Subject) -> None:
     """The input, and below it what was predicted and what is true."""
-    head(part, "test image")
+    set_heading(part, "test image")
     axes = part.add_subplot()
     draw_image(axes, subject.image, INK)
     for line, (role, name) in enumerate({"predicted": subject.predicted, "true": subject.true}.items()):

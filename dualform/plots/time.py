@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dualform.errors import QueryError
-from dualform.plots.heading import headed
-from dualform.plots.style import FAINT, INK, LABEL, PANEL, SMALL, TRUE, dress
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import FAINT, INK, LABEL, PANEL, SMALL, TRUE, style_axes
 from dualform.plots.subject import Array, Case, Tasks, check_one_query
 from dualform.table import Table
 
@@ -28,7 +28,7 @@ def top_in_time(
         _check_steps(top, steps)
     width = _bar_width(steps)
     edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be a narrow one
-    figure, body = headed(
+    figure, body = figure_with_heading(
         1.35 * len(tops) + 0.45,
         "When in training were the most attended examples seen?",
         f"Of the {_most(tops):,} visits with the highest attention. ▼ marks the median. "
@@ -39,7 +39,7 @@ def top_in_time(
     panels = body.subplots(len(tops), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (layer, top) in zip(panels, tops.items(), strict=True):
         axes.set_title(layer, loc="left", pad=_PAD, fontsize=PANEL, fontweight="bold", color=INK)
-        dress(axes)
+        style_axes(axes)
         _draw_histogram(axes, top["step"], edges)
         for boundary in boundaries:
             axes.axvline(boundary, color=TRUE, linewidth=1.2, linestyle="--")
