@@ -23,8 +23,8 @@ if sys.platform != "win32":
 Bytes = NDArray[np.uint8]
 
 UNFINISHED = ".tmp"  # ends the name of what a killed process left of a write
-_BUFFER = 4 << 20
-_ALIGNED = 4096
+_BUFFER_BYTES = 4 << 20
+_ALIGNMENT_BYTES = 4096
 
 
 def write_atomically(path: Path, pieces: Iterable[Bytes]) -> None:
@@ -64,18 +64,18 @@ def _open(path: Path) -> int:
 
 def _write_blocks(handle: int, pieces: Iterable[Bytes]) -> None:
     """Through one aligned buffer, as unbuffered files demand; the last block is padded, then cut off."""
-    buffer = np.frombuffer(mmap(-1, _BUFFER), dtype=np.uint8)
+    buffer = np.frombuffer(mmap(-1, _BUFFER_BYTES), dtype=np.uint8)
     filled, length = 0, 0
     for piece in pieces:
         done = 0
         while done < len(piece):
-            count = min(_BUFFER - filled, len(piece) - done)
+            count = min(_BUFFER_BYTES - filled, len(piece) - done)
             np.copyto(buffer[filled : filled + count], piece[done : done + count])
             filled, done = filled + count, done + count
-            if filled == _BUFFER:
+            if filled == _BUFFER_BYTES:
                 _write_fully(handle, buffer.data)
-                filled, length = 0, length + _BUFFER
-    _write_fully(handle, buffer[: -(-filled // _ALIGNED) * _ALIGNED].data)
+                filled, length = 0, length + _BUFFER_BYTES
+    _write_fully(handle, buffer[: -(-filled // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES].data)
     os.truncate(handle, length + filled)
 
 
@@ -85,7 +85,7 @@ def _write_fully(handle: int, content: memoryview) -> None:
         if not written:
             raise OSError(errno.EIO, "the disk takes no more bytes and does not say why")
         content = content[written:]
-        if written % _ALIGNED and content:
+        if written % _ALIGNMENT_BYTES and content:
             _through_the_cache(handle)  # the rest is no longer aligned; if there is no room for it, now it is said
 
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_DEEPEST = 100  # lists in lists; Python ends at several hundred, and not in the same place every time
+_MAX_DEPTH = 100  # lists in lists; Python ends at several hundred, and not in the same place every time
 
 
 def parse(text: str | bytes) -> Any:
@@ -43,11 +43,11 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _check_depth(content: Any) -> None:
     level = [content]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         level = [child for one in level for child in _children(one)]
         if not level:
             return
-    raise ValueError(f"it is nested more than {_DEEPEST} deep")
+    raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
 
 
 def _children(content: Any) -> Iterable[Any]:

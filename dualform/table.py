@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dualform.errors import MissingExtra, UnknownName
 from dualform.strict_json import printable
 
-_SHOWN = 20
+_MAX_ROWS = 20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,21 +63,21 @@ class Table:
         return pandas.DataFrame(self._columns)
 
     def _cells(self) -> list[list[str]]:
-        shown = [[_text(value) for value in column[:_SHOWN].tolist()] for column in self._columns.values()]
+        shown = [[_text(value) for value in column[:_MAX_ROWS].tolist()] for column in self._columns.values()]
         return [list(row) for row in zip(*shown, strict=True)]
 
     def __repr__(self) -> str:
         cells = [self.columns, *self._cells()]
         widths = [max(len(row[i]) for row in cells) for i in range(len(self.columns))]
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
-        if len(self) > _SHOWN:
-            lines.append(f"... {len(self) - _SHOWN:,} more rows")
+        if len(self) > _MAX_ROWS:
+            lines.append(f"... {len(self) - _MAX_ROWS:,} more rows")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells())
-        more = f"<p>{len(self) - _SHOWN:,} more rows</p>" if len(self) > _SHOWN else ""
+        more = f"<p>{len(self) - _MAX_ROWS:,} more rows</p>" if len(self) > _MAX_ROWS else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
 
 

@@ -65,7 +65,7 @@ def facts(lines: Mapping[str, str]) -> Grid:
 
 def table(content: Table, title: str) -> Grid:
     """A table of results, all of its rows."""
-    names = _worth_showing(content)
+    names = _shown_columns(content)
     grid = _grid(title)
     for name in names:
         grid.add_column(name, justify="right")
@@ -86,7 +86,7 @@ def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
 
 def bars(totals: Table, title: str, width: int = 30) -> Grid:
     """Totals per group, each with a bar; bars of negative totals are hollow."""
-    names = _worth_showing(totals)
+    names = _shown_columns(totals)
     grid = _grid(title)
     for name in names:
         grid.add_column(name, justify="right")
@@ -98,7 +98,7 @@ def bars(totals: Table, title: str, width: int = 30) -> Grid:
     return grid
 
 
-def _worth_showing(content: Table) -> list[str]:
+def _shown_columns(content: Table) -> list[str]:
     """All columns; the number of the query only where there are several, such as the tokens of a text."""
     several = len(np.unique(content["query"])) > 1
     return [name for name in content.columns if several or name != "query"]

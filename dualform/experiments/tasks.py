@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dualform.datasets.images import ImageSet, Split, standardised
 
-_TRAINED_ON = 0.8
+_TRAINED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def tasks(sets: Sequence[ImageSet]) -> list[Task]:
     found: list[Task] = []
     for images in sets:
         first_id = sum(len(task.train) for task in found)
-        kept = int(_TRAINED_ON * len(images.train.labels))
+        kept = int(_TRAINED_SHARE * len(images.train.labels))
         trained_on = Split(images.train.raw[:kept], images.train.labels[:kept])
         train, test = (
             Examples(standardised(split.raw, by=trained_on.raw), split.raw, split.labels, start)

@@ -35,8 +35,8 @@ _CAPTION = (
     "Attention: how alike the layer's inputs are, now and when the training image was seen. Contribution: what "
     "learning from it has added to the logit. Both summed over all visits."
 )
-_SHOWN = 3  # images of each kind
-_DOT, _RING = 12, 70  # areas, in square points
+_IMAGES_PER_EXTREME = 3  # images of each kind
+_DOT_AREA, _RING_AREA = 12, 70  # areas, in square points
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class _Extreme:
 
     def rows(self, examples: Table) -> Array:
         order: Array = np.argsort(examples[self.column] * (-1 if self.highest else 1), kind="stable")
-        return order[:_SHOWN]
+        return order[:_IMAGES_PER_EXTREME]
 
 
 _EXTREMES = (
@@ -104,13 +104,13 @@ def _draw_dots(part: "SubFigure", subject: Subject, examples: Table, by: str) ->
     for words, colour, chosen in _roles(subject, examples[by]):
         axes.scatter(
             examples["attention"][chosen], examples["contribution"][chosen],
-            s=_DOT, color=colour, alpha=0.75, linewidths=0, label=words,
+            s=_DOT_AREA, color=colour, alpha=0.75, linewidths=0, label=words,
         )  # fmt: skip
     for extreme in _EXTREMES:
         rows = extreme.rows(examples)
         axes.scatter(
             examples["attention"][rows], examples["contribution"][rows],
-            s=_RING, marker=extreme.marker, facecolors="none", edgecolors=INK, linewidths=0.9,
+            s=_RING_AREA, marker=extreme.marker, facecolors="none", edgecolors=INK, linewidths=0.9,
         )  # fmt: skip
     axes.xaxis.set_major_formatter(lambda value, place: axis_number(value))
     axes.set_xlabel("attention to the training image", fontsize=LABEL, color=INK)
@@ -173,7 +173,7 @@ def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str
     set_heading(part, f"{extreme.sign} {extreme.words.format(subject.predicted)}")
     rows = extreme.rows(parts.examples)
     found = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
-    places = part.subplots(1, _SHOWN, squeeze=False)[0]
+    places = part.subplots(1, _IMAGES_PER_EXTREME, squeeze=False)[0]
     for axes, image, facts in zip(places, parts.images[rows], found.rows(), strict=False):
         colour = subject.colours().get(facts[by], FAINT)
         draw_image(axes, image, colour)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
 
-_FITS = 3  # letters that fit under one of twenty classes without turning
-_LETTER = 0.56 * TICK  # points: the width of a letter, on average and rather too much
+_MAX_UPRIGHT_LETTERS = 3  # letters that fit under one of twenty classes without turning
+_LETTER_WIDTH = 0.56 * TICK  # points: the width of a letter, on average and rather too much
 
 
 def name_classes_below(axes: "Axes", case: Case, tasks: Tasks) -> None:
@@ -31,7 +31,7 @@ def write_classes(axis: "Axis", tasks: Tasks) -> None:
 
 def has_words(names: Sequence[str]) -> bool:
     """Whether one of the names is too long to stand upright in a narrow place."""
-    return max(map(len, names)) > _FITS
+    return max(map(len, names)) > _MAX_UPRIGHT_LETTERS
 
 
 def name_tasks(axis: "Axis", tasks: Tasks, steepness: float, words: str = "{task}") -> None:
@@ -45,7 +45,7 @@ def name_tasks(axis: "Axis", tasks: Tasks, steepness: float, words: str = "{task
     texts = [words.format(task=task) for task in tasks.names]
     axis.remove_overlapping_locs = False  # the middle of an odd number of classes is the place of one of them
     axis.set_ticks(middles, texts, minor=True, fontsize=LABEL, fontweight="bold", color=INK)
-    pad = TICK + steepness * _LETTER * longest_name(tasks)
+    pad = TICK + steepness * _LETTER_WIDTH * longest_name(tasks)
     axis.set_tick_params(which="minor", length=0, pad=pad)
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BARS = 60  # at most
+_MAX_BARS = 60  # at most
 _FILL = "#9DB4C0"
 _PAD = 10  # points between title and panel: room for the mark of the median
 
@@ -64,7 +64,7 @@ def _most(tops: Mapping[str, Table]) -> int:
 def _bar_width(steps: int) -> int:
     """A round number of steps: 1, 2, 5, 10, 20, 50, ..."""
     width, factors = 1, (2, 5, 10)
-    while width * _BARS < steps:
+    while width * _MAX_BARS < steps:
         power = 10 ** (len(str(width)) - 1)
         width = next(power * factor for factor in factors if power * factor > width)
     return width

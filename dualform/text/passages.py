@@ -1,4 +1,4 @@
-"""Passages: the stretches of a text around the best hits of a query, each hit in one of them.
+"""Passages: the windows of a text around the best hits of a query, each hit in one of them.
 
     passages(text, table.where(query=0), most=3)        # best first
     prompt_passage(tuple("At "), separator="")          # the query itself: its last token is marked
@@ -18,7 +18,7 @@ from dualform.text.texts import Text
 
 _CHARACTERS_AROUND = 60
 _WORDS_AROUND = 12
-_TOUCHING = 3  # tokens between two passages that read as one
+_MAX_GAP = 3  # tokens between two passages that read as one
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def passages(text: Text, table: Table, most: int = 3, around: int | None = None)
     if most < 1 or around < 0:
         raise QueryError(f"most must be at least 1, not {most}, and around at least 0, not {around}")
     hits = _hits(text, table)
-    stretches: list[_Stretch] = []
+    windows: list[_Window] = []
     for rank, hit in enumerate(hits):
-        new = _stretch(text, hit.position, around, rank)
-        near = [old for old in stretches if old.touches(new)]
-        if not near and len(stretches) == most:
+        new = _window(text, hit.position, around, rank)
+        near = [old for old in windows if old.touches(new)]
+        if not near and len(windows) == most:
             break
-        stretches = [old for old in stretches if old not in near] + [_joined([new, *near])]
-    return [_passage(text, stretch, hits) for stretch in sorted(stretches, key=lambda stretch: stretch.ranks)]
+        windows = [old for old in windows if old not in near] + [_joined([new, *near])]
+    return [_passage(text, window, hits) for window in sorted(windows, key=lambda window: window.ranks)]
 
 
 def prompt_passage(tokens: Sequence[str], separator: str) -> Passage:
@@ -122,36 +122,36 @@ def _hits(text: Text, table: Table) -> list[Mark]:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Window:
     """Positions [start, end), and the ranks of the hits within."""
 
     start: int
     end: int
     ranks: list[int]  # ascending
 
-    def touches(self, other: "_Stretch") -> bool:
-        return self.start <= other.end + _TOUCHING and other.start <= self.end + _TOUCHING
+    def touches(self, other: "_Window") -> bool:
+        return self.start <= other.end + _MAX_GAP and other.start <= self.end + _MAX_GAP
 
 
-def _joined(stretches: Sequence[_Stretch]) -> _Stretch:
-    ranks = sorted(rank for one in stretches for rank in one.ranks)
-    return _Stretch(min(one.start for one in stretches), max(one.end for one in stretches), ranks)
+def _joined(windows: Sequence[_Window]) -> _Window:
+    ranks = sorted(rank for one in windows for rank in one.ranks)
+    return _Window(min(one.start for one in windows), max(one.end for one in windows), ranks)
 
 
-def _passage(text: Text, stretch: _Stretch, hits: Sequence[Mark]) -> Passage:
-    marks = tuple(hits[rank] for rank in stretch.ranks)
-    tokens = text.tokens(stretch.start, stretch.end)
-    return Passage(stretch.start, stretch.end, tokens, text.separator, marks, text.title_at(marks[0].position))
+def _passage(text: Text, window: _Window, hits: Sequence[Mark]) -> Passage:
+    marks = tuple(hits[rank] for rank in window.ranks)
+    tokens = text.tokens(window.start, window.end)
+    return Passage(window.start, window.end, tokens, text.separator, marks, text.title_at(marks[0].position))
 
 
-def _stretch(text: Text, position: int, around: int, rank: int) -> _Stretch:
+def _window(text: Text, position: int, around: int, rank: int) -> _Window:
     """What is within reach of a hit; where tokens are less than words, without words that are cut in half."""
     start, end = max(0, position - around), min(len(text), position + around + 1)
     if text.separator:
-        return _Stretch(start, end, [rank])
+        return _Window(start, end, [rank])
     start = next((at for at in range(start, position + 1) if _begins_word(text, at)), start)
     end = next((at for at in range(end, position, -1) if _ends_word(text, at)), end)
-    return _Stretch(start, end, [rank])
+    return _Window(start, end, [rank])
 
 
 def _begins_word(text: Text, at: int) -> bool:

@@ -20,8 +20,8 @@ from dualform.errors import QueryError
 from dualform.text import Passage, Text, passages, prompt_passage
 
 POSITION = "position"
-_HITS = 10  # positions for each passage shown: neighbours are merged
-_LIKELIEST = 5
+_HITS_PER_PASSAGE = 10  # positions for each passage shown: neighbours are merged
+_MAX_NEXT_TOKENS = 5
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def ask(
     ids = encode_prompt(prompt, text)
     tokens = torch.from_numpy(ids)[None]  # (1, time)
     spotlight = memory.attend(model, tokens, rows=-1)
-    summed, single = dualform.Top(_HITS * most, per=POSITION), dualform.Top(_HITS * most)
+    summed, single = dualform.Top(_HITS_PER_PASSAGE * most, per=POSITION), dualform.Top(_HITS_PER_PASSAGE * most)
     found = {}
     for name in layers or spotlight:
         merged = memory.merged_by is not None
@@ -96,6 +96,6 @@ def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
 
 
 def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[NextToken]:
-    best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_LIKELIEST, len(text.vocabulary)))
+    best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_MAX_NEXT_TOKENS, len(text.vocabulary)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     return [NextToken(text.vocabulary[number], probability) for number, probability in pairs]

@@ -24,7 +24,7 @@ from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
 from dualform.experiments.result_files import RUNS
 from dualform.text import Text
 
-_MOST = 4 << 30  # bytes for the keys of every visit, beyond which they are summed up
+_MAX_KEY_BYTES = 4 << 30  # bytes for the keys of every visit, beyond which they are summed up
 
 _TOKENS = {"characters": tokens.characters, "words": tokens.words}
 
@@ -91,7 +91,7 @@ def _kept(hparams: LanguageHyperparameters, options: LanguageOptions) -> str:
     """What the user wants, else the keys of every visit as long as they do not take too much."""
     if options.values and options.merge:
         raise QueryError("values are of single visits: they cannot be kept where visits are summed up")
-    merge = not options.values and _bytes(hparams) > _MOST if options.merge is None else options.merge
+    merge = not options.values and _bytes(hparams) > _MAX_KEY_BYTES if options.merge is None else options.merge
     return MERGED if merge else VALUES if options.values else KEYS
 
 

@@ -24,15 +24,15 @@ TEXT = "text.json"  # beside the run's own files: what positions stand for
 Progress = Callable[[int, str], None]  # a finished step, and a note on how it goes
 
 MERGED, KEYS, VALUES = "merged", "keys", "values"  # what is kept of the LSTM's slots
-_STORED: dict[str, dict[str, Any]] = {
+_RECORD_OPTIONS: dict[str, dict[str, Any]] = {
     MERGED: {"merge": "position"},
     KEYS: {"values": False},
     VALUES: {"dtype": "float16"},
 }
 
-_NOTED = 20  # steps a noted perplexity is the mean of
-_ROWS, _SPAN = 16, 200  # in which a test text is read
-_BETA = 0.95  # of the running mean that is shown while training
+_STEPS_PER_PERPLEXITY = 20  # steps a noted perplexity is the mean of
+_MAX_TEST_STREAMS, _TEST_SPAN = 16, 200  # in which a test text is read
+_RUNNING_DECAY = 0.95  # of the running mean that is shown while training
 
 
 @dataclass(frozen=True)
@@ -79,21 +79,21 @@ def train(
     model = seeded(lambda: hparams.network(len(text.vocabulary)), seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=hparams.lr)
     about = {"model": FACTORY, "arguments": hparams.sizes(len(text.vocabulary)), "text": TEXT}
-    meter, began = _Meter(), perf_counter()
+    losses, began = _LossLog(), perf_counter()
     with (
         torch.random.fork_rng(devices=[]),  # dropout draws from the global generator
-        dualform.record(model, optimizer, path, layers=LAYER, about=about, **_STORED[kept]) as recorder,
+        dualform.record(model, optimizer, path, layers=LAYER, about=about, **_RECORD_OPTIONS[kept]) as recorder,
     ):
         torch.manual_seed(seed)
         state: State | None = None
-        for step, (tokens, targets, positions) in enumerate(stretches(text, hparams)):
+        for step, (tokens, targets, positions) in enumerate(batches(text, hparams)):
             recorder.tag(position=positions)
             before = None if positions[0, 0] == 0 else state  # a new epoch
             loss, state = _learn(model, optimizer, tokens, targets, before, hparams.clip)
-            meter.add(loss)
-            progress(step, f"perplexity {math.exp(meter.running):,.1f}")
+            losses.add(loss)
+            progress(step, f"perplexity {math.exp(losses.running):,.1f}")
     text.save(path / TEXT)
-    return TrainedLanguageModel(model, meter.noted(), perf_counter() - began)
+    return TrainedLanguageModel(model, losses.perplexities(), perf_counter() - began)
 
 
 def _learn(
@@ -110,27 +110,27 @@ def _learn(
     return loss.item(), (hidden.detach(), cell.detach())
 
 
-class _Meter:
-    """Losses as they come: their running mean for who watches, their means over stretches for the record."""
+class _LossLog:
+    """Losses as they come: their running mean for who watches, their means over batches for the record."""
 
     def __init__(self) -> None:
         self._losses: list[float] = []
         self.running = 0.0
 
     def add(self, loss: float) -> None:
-        self.running = _BETA * self.running + (1 - _BETA) * loss if self._losses else loss
+        self.running = _RUNNING_DECAY * self.running + (1 - _RUNNING_DECAY) * loss if self._losses else loss
         self._losses.append(loss)
 
-    def noted(self) -> list[tuple[int, float]]:
+    def perplexities(self) -> list[tuple[int, float]]:
         """Perplexities, each with the step it ends at."""
-        starts = range(0, len(self._losses), _NOTED)
-        stretches = [self._losses[start : start + _NOTED] for start in starts]
+        starts = range(0, len(self._losses), _STEPS_PER_PERPLEXITY)
+        batches = [self._losses[start : start + _STEPS_PER_PERPLEXITY] for start in starts]
         return [
-            (start + len(part), math.exp(sum(part) / len(part))) for start, part in zip(starts, stretches, strict=True)
+            (start + len(part), math.exp(sum(part) / len(part))) for start, part in zip(starts, batches, strict=True)
         ]
 
 
-def stretches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def batches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """For each step: tokens, the tokens that follow them, their positions; all (batch, span)."""
     ids = torch.from_numpy(text.ids)
     batch = max(1, min(hparams.batch, (len(text) - 1) // (hparams.span + 1)))  # a short text has fewer streams
@@ -146,14 +146,14 @@ def stretches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Te
 def perplexity(model: LanguageModel, text: Text) -> float:
     """Of a text that was not trained on, read in several streams at once."""
     ids = torch.from_numpy(text.ids)
-    rows = max(1, min(_ROWS, (len(text) - 1) // _SPAN))
+    rows = max(1, min(_MAX_TEST_STREAMS, (len(text) - 1) // _TEST_SPAN))
     length = (len(text) - 1) // rows
     inputs, targets = (ids[first : first + rows * length].view(rows, length) for first in (0, 1))
     total, state = 0.0, None
     model.eval()
     with torch.no_grad():
-        for first in range(0, length, _SPAN):
-            logits, state = model(inputs[:, first : first + _SPAN], state)
-            wanted = targets[:, first : first + _SPAN]
+        for first in range(0, length, _TEST_SPAN):
+            logits, state = model(inputs[:, first : first + _TEST_SPAN], state)
+            wanted = targets[:, first : first + _TEST_SPAN]
             total += float(F.cross_entropy(logits.flatten(end_dim=1), wanted.flatten(), reduction="sum"))
     return math.exp(total / targets.numel())

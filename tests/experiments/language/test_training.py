@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from dualform.experiments.language.training import TEXT, perplexity, stretches
+from dualform.experiments.language.training import TEXT, batches, perplexity
 from dualform.text import Text
 from tests.experiments.language.conftest import HYPERPARAMETERS, Case
 
@@ -20,7 +20,7 @@ def text_of(length: int) -> Text:
 
 def test_an_epoch_reads_every_stream_in_order() -> None:
     text = text_of(4 * 21 + 1)
-    steps = list(stretches(text, replace(HYPERPARAMETERS, steps=6)))
+    steps = list(batches(text, replace(HYPERPARAMETERS, steps=6)))
     read = torch.cat([positions for _, _, positions in steps[:3]], dim=1)  # (batch, 3 spans)
     assert read.tolist() == [list(range(first, first + 21)) for first in (0, 21, 42, 63)]
     assert steps[3][2].tolist() == steps[0][2].tolist()
@@ -31,7 +31,7 @@ def test_an_epoch_reads_every_stream_in_order() -> None:
 
 @pytest.mark.parametrize("length", [2, 5, 9, 20])
 def test_short_texts_have_fewer_streams(length: int) -> None:
-    for tokens, _, positions in stretches(text_of(length), HYPERPARAMETERS):
+    for tokens, _, positions in batches(text_of(length), HYPERPARAMETERS):
         assert tokens.numel() >= 1
         assert int(positions.max()) < length - 1
 
