@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 
 from dualform.datasets import places
-from dualform.datasets.corpus import INSTEAD, Corpus, Part, read_text
-from dualform.datasets.download import Progress, fetch, not_to_be_had, silent
+from dualform.datasets.corpus import ALTERNATIVE, Corpus, Part, read_text
+from dualform.datasets.download import Progress, fetch, no_progress, unavailable
 from dualform.errors import DataError
 
 NAME = "aesop"
@@ -33,12 +33,12 @@ _ALONE = re.compile(r"(?<=\n\n)\S.*(?=\n\n)")
 _IN_CONTENTS = re.compile(r"^ +(\S.*?) +\d+$", re.MULTILINE)
 
 
-def load(data: Path | None = None, progress: Progress = silent) -> Corpus:
+def load(data: Path | None = None, progress: Progress = no_progress) -> Corpus:
     """The fables, from below `data` or wherever else they are; else downloaded to the cache."""
     folder = places.find([NAME], [FILE], data)
     if folder is None:
         folder = _downloaded(data, progress)
-    path = places.located(folder, FILE)
+    path = places.locate(folder, FILE)
     if path is None:
         raise DataError(f"{FILE} went away from {folder} before it was read; try again")
     book = read_text(path)
@@ -51,7 +51,7 @@ def _downloaded(data: Path | None, progress: Progress) -> Path:
     try:
         fetch(MIRRORS, folder / FILE, SHA256, progress, digest=_digest)
     except DataError as error:
-        raise not_to_be_had(NAME, next(places.roots(data)) / NAME, [FILE], error, INSTEAD) from error
+        raise unavailable(NAME, next(places.roots(data)) / NAME, [FILE], error, ALTERNATIVE) from error
     return folder
 
 

@@ -1,6 +1,6 @@
 """Texts to learn from: a part to train with, a part to be tested with, and where their titled pieces begin.
 
-    corpus = library.load("aesop")
+    corpus = text_catalogue.load("aesop")
     corpus.train.titles[0]                  # (0, "The Wolf and the Lamb")
     from_file(Path("letters.txt"))          # any text of one's own
 
@@ -17,8 +17,8 @@ from dualform.errors import DataError
 
 Words = Literal["prose", "wikitext"]  # how `tokens` tells words apart
 
-SHORTEST = 1000  # characters of a text that can be parted
-INSTEAD = "give any text of your own with --text FILE"
+MIN_CHARACTERS = 1000  # characters of a text that can be parted
+ALTERNATIVE = "give any text of your own with --text FILE"
 _GZIP = b"\x1f\x8b"
 
 
@@ -44,8 +44,8 @@ class Corpus:
 def from_file(path: Path) -> Corpus:
     """A file of one's own; the last tenth of it, from a line end if there is one near, is the test text."""
     text = read_text(path).strip()
-    if len(text) < SHORTEST:
-        raise DataError(f"{path} holds {len(text):,} characters; a text to learn from needs {SHORTEST:,} or more")
+    if len(text) < MIN_CHARACTERS:
+        raise DataError(f"{path} holds {len(text):,} characters; a text to learn from needs {MIN_CHARACTERS:,} or more")
     cut = _cut(text)
     return Corpus(path.name, train=Part(text[:cut]), test=Part(text[cut:]))
 

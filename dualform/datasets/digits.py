@@ -3,7 +3,7 @@
     digits = load()
     digits.train.raw             # (1437, 64), ink from 0 to 16
     digits.test.labels           # (360,)
-    turned().test.raw            # the same 360 lying on their side, ink and paper exchanged
+    load_turned().test.raw            # the same 360 lying on their side, ink and paper exchanged
 
 The order and the split are fixed, so that row numbers mean the same everywhere, in both sets.
 """
@@ -17,8 +17,8 @@ from dualform.errors import MissingExtra
 
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 IMAGE_SHAPE = (8, 8)
-TRAINING = 1437  # of 1,797
-MOST_INK = 16
+TRAINING_COUNT = 1437  # of 1,797
+MAX_INK = 16
 _SPLIT_SEED = 0
 
 
@@ -28,12 +28,12 @@ def load() -> ImageSet:
     return _in_order("digits", CLASS_NAMES, pixels, labels)
 
 
-def turned() -> ImageSet:
+def load_turned() -> ImageSet:
     """A second task of the same handwriting: turned to the left by a right angle, ink and paper exchanged."""
     pixels, labels = _embedded()
     upright = pixels.reshape(-1, *IMAGE_SHAPE)
     lying = np.rot90(upright, axes=(1, 2)).reshape(pixels.shape)  # (1797, 64)
-    return _in_order("turned-digits", tuple(f"turned {name}" for name in CLASS_NAMES), MOST_INK - lying, labels)
+    return _in_order("turned-digits", tuple(f"turned {name}" for name in CLASS_NAMES), MAX_INK - lying, labels)
 
 
 def _in_order(
@@ -41,7 +41,7 @@ def _in_order(
 ) -> ImageSet:
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(pixels))
     raw, label = torch.from_numpy(pixels[order]), torch.from_numpy(labels[order])
-    train, test = (Split(raw[part], label[part]) for part in (slice(None, TRAINING), slice(TRAINING, None)))
+    train, test = (Split(raw[part], label[part]) for part in (slice(None, TRAINING_COUNT), slice(TRAINING_COUNT, None)))
     return ImageSet(name, class_names, IMAGE_SHAPE, train, test)
 
 

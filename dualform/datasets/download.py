@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 _MIRROR_FAILED = (DataError, OSError, HTTPException, EOFError, zlib.error)
 
 
-def silent(file: str, done: int, total: int | None) -> None:
+def no_progress(file: str, done: int, total: int | None) -> None:
     """Progress that nobody watches."""
 
 
@@ -37,7 +37,7 @@ def fetch(
     urls: Sequence[str],
     path: Path,
     sha256: str,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     *,
     digest: Digest | None = None,
     timeout: float = TIMEOUT,
@@ -55,7 +55,7 @@ def fetch(
     raise DataError(f"no mirror gave {path.name} ({'; '.join(failures)})")
 
 
-def not_to_be_had(name: str, folder: Path, files: Sequence[str], why: DataError, instead: str) -> DataError:
+def unavailable(name: str, folder: Path, files: Sequence[str], why: DataError, instead: str) -> DataError:
     """What to put where, and what else there is, when a data set is neither found nor downloaded."""
     return DataError(
         f"{name} was not found, and could not be downloaded: {why}. "
@@ -64,7 +64,7 @@ def not_to_be_had(name: str, folder: Path, files: Sequence[str], why: DataError,
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Where to write what is to become `path`: it takes its place at the end, or leaves nothing behind."""
     # The process is in the name, so that two downloads at once do not write into each other's file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -85,7 +85,7 @@ def _make_directory(path: Path) -> None:
 def _fetch_from(
     url: str, path: Path, check: Callable[[Path], None], progress: Callable[[int, int | None], None], timeout: float
 ) -> None:
-    with whole(path) as temporary:
+    with atomic_path(path) as temporary:
         with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
             _copy(response, file, progress)
         check(temporary)

@@ -1,6 +1,6 @@
 """Images with labels: what every image data set is handed out as.
 
-    data = catalogue.load("mnist")
+    data = image_catalogue.load("mnist")
     data.train.raw                                         # (60000, 784) uint8, as people see them
     standardised(data.test.raw, by=data.train.raw)         # (10000, 784) float32, as networks see them
 

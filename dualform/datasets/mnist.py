@@ -16,14 +16,14 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.datasets import idx, places
-from dualform.datasets.download import Progress, fetch, not_to_be_had, silent
+from dualform.datasets.download import Progress, fetch, no_progress, unavailable
 from dualform.datasets.images import ImageSet, Split
 from dualform.errors import DataError, UnknownName
 
 IMAGE_SHAPE = (28, 28)
 _IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 _TRAIN, _TEST = "train", "t10k"
-_INSTEAD = "try --dataset digits, which works without any data"
+_ALTERNATIVE = "try --dataset digits, which works without any data"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ SOURCES = {
 }  # fmt: skip
 
 
-def load(name: str, data: Path | None = None, progress: Progress = silent) -> ImageSet:
+def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> ImageSet:
     """`mnist` or `fashion-mnist`, from below `data` or wherever else it is; else downloaded to the cache."""
     if name not in SOURCES:
         raise UnknownName("data set", name, SOURCES)
@@ -96,12 +96,12 @@ def _downloaded(name: str, source: Source, data: Path | None, progress: Progress
         except DataError as error:
             wanted = next(places.roots(data)) / source.folders[0]
             missing = places.missing(wanted, source.files)
-            raise not_to_be_had(name, wanted, missing, error, _INSTEAD) from error
+            raise unavailable(name, wanted, missing, error, _ALTERNATIVE) from error
     return folder
 
 
 def _split(folder: Path, part: str, classes: int) -> Split:
-    images_path, labels_path = (places.located(folder, name.format(part)) for name in (_IMAGES, _LABELS))
+    images_path, labels_path = (places.locate(folder, name.format(part)) for name in (_IMAGES, _LABELS))
     if images_path is None or labels_path is None:
         raise DataError(f"files of {folder} went away while they were read; try again")
     images, labels = idx.read(images_path), idx.read(labels_path)

@@ -1,7 +1,7 @@
 """Where files of data sets are looked for, and where downloads go.
 
     folder = find(["mnist", "MNIST/raw"], ["train-labels-idx1-ubyte"], data=Path("~/data"))
-    located(folder, "train-labels-idx1-ubyte")        # the file itself, or gzipped with .gz at its end
+    locate(folder, "train-labels-idx1-ubyte")        # the file itself, or gzipped with .gz at its end
 
 The roots, in this order: the directory given, DUALFORM_DATA, the cache, where Debian installs data sets.
 """
@@ -50,10 +50,10 @@ def find(folders: Sequence[str], files: Sequence[str], data: Path | None) -> Pat
 
 def missing(folder: Path, files: Sequence[str]) -> list[str]:
     """Which of the files the folder does not hold."""
-    return [file for file in files if located(folder, file) is None]
+    return [file for file in files if locate(folder, file) is None]
 
 
-def located(folder: Path, file: str) -> Path | None:
+def locate(folder: Path, file: str) -> Path | None:
     """The file in the folder, plain or gzipped."""
     packings = (folder / file, folder / f"{file}.gz")
     return next((path for path in packings if _kind(path) == stat.S_IFREG), None)

@@ -86,7 +86,7 @@ def encode_prompt(prompt: str, text: Text) -> NDArray[np.int64]:
     return np.array([number[token] for token in tokens], np.int64)
 
 
-def with_unknown(prompt: str, text: Text) -> str:
+def replace_unknown(prompt: str, text: Text) -> str:
     """A prompt with the unknown word in place of words that the training text has not; characters stay."""
     if _kind(text) == "character":
         return prompt

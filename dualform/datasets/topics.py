@@ -10,11 +10,11 @@ The text is that of the Python in use: another version of it has other words at 
 import re
 from collections.abc import Mapping, Sequence
 
-from dualform.datasets.corpus import INSTEAD, Corpus, Part
+from dualform.datasets.corpus import ALTERNATIVE, Corpus, Part
 from dualform.errors import DataError
 
 NAME = "topics"
-EACH = 10  # of so many topics, one is for testing
+TEST_EVERY = 10  # of so many topics, one is for testing
 _UNDERLINE = re.compile(r'^([*=~^"-])\1+$', re.MULTILINE)
 _BETWEEN = "\n\n\n"
 
@@ -24,7 +24,7 @@ def load() -> Corpus:
     topics = _embedded()
     by_length = _without_repeats(topics)
     # By length, for they differ: any tenth of the names may hold a hundredth of the text, or a quarter.
-    held_out = set(by_length[EACH // 2 :: EACH])
+    held_out = set(by_length[TEST_EVERY // 2 :: TEST_EVERY])
     train, test = (sorted(names) for names in (set(by_length) - held_out, held_out))
     return Corpus(NAME, train=_joined(topics, train), test=_joined(topics, test))
 
@@ -33,7 +33,7 @@ def _embedded() -> Mapping[str, str]:
     try:
         from pydoc_data.topics import topics
     except ImportError as error:
-        raise DataError(f"this Python was installed without pydoc_data.topics; {INSTEAD}") from error
+        raise DataError(f"this Python was installed without pydoc_data.topics; {ALTERNATIVE}") from error
     return topics
 
 

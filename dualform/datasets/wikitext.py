@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
 from dualform.datasets import places
-from dualform.datasets.corpus import INSTEAD, Corpus, Part, read_text
-from dualform.datasets.download import Progress, fetch, not_to_be_had, silent, whole
+from dualform.datasets.corpus import ALTERNATIVE, Corpus, Part, read_text
+from dualform.datasets.download import Progress, atomic_path, fetch, no_progress, unavailable
 from dualform.errors import DataError
 
 NAME = "wikitext-2"
@@ -32,7 +32,7 @@ SHA256 = "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"
 _ARTICLE = re.compile(r"(?:\A|^ *\n)( *= (?!= )(\S.*?)(?<! =) = *)(?=\n *$)", re.MULTILINE)
 
 
-def load(data: Path | None = None, progress: Progress = silent) -> Corpus:
+def load(data: Path | None = None, progress: Progress = no_progress) -> Corpus:
     """The training and the test split; the validation split in place of the former if that is all there is."""
     folder = places.find(FOLDERS, [TRAIN, TEST], data)
     if folder is None and (folder := places.find(FOLDERS, [VALIDATION, TEST], data)):
@@ -44,7 +44,7 @@ def load(data: Path | None = None, progress: Progress = silent) -> Corpus:
 
 
 def _part(folder: Path, file: str) -> Part:
-    path = places.located(folder, file)
+    path = places.locate(folder, file)
     if path is None:
         raise DataError(f"{file} went away from {folder} before it was read; try again")
     text = read_text(path)
@@ -59,7 +59,7 @@ def _downloaded(data: Path | None, progress: Progress) -> Path:
     except DataError as error:
         wanted = next(places.roots(data)) / NAME
         files = places.missing(wanted, [TRAIN, VALIDATION, TEST])
-        raise not_to_be_had(NAME, wanted, files, error, INSTEAD) from error
+        raise unavailable(NAME, wanted, files, error, ALTERNATIVE) from error
     return folder
 
 
@@ -81,5 +81,5 @@ def _take_out(archive: ZipFile, file: str, target: Path) -> None:
     members = [name for name in archive.namelist() if PurePosixPath(name).name == file]
     if len(members) != 1:
         raise BadZipFile(f"it holds {len(members)} files {file}, not one")
-    with whole(target) as temporary, archive.open(members[0]) as packed, temporary.open("wb") as unpacked:
+    with atomic_path(target) as temporary, archive.open(members[0]) as packed, temporary.open("wb") as unpacked:
         shutil.copyfileobj(packed, unpacked)

@@ -14,7 +14,7 @@ from dualform.experiments.result_files import DOCUMENT, MARKDOWN, PAGE
 Stage = Callable[[str, int], AbstractContextManager[Callable[..., None]]]  # what begins, and of how many steps
 
 
-def silent(what: str, steps: int) -> AbstractContextManager[Callable[..., None]]:
+def silent_stage(what: str, steps: int) -> AbstractContextManager[Callable[..., None]]:
     """A stage that nobody watches."""
     return nullcontext(lambda step, note="": None)
 

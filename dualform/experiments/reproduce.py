@@ -17,11 +17,11 @@ from torch import nn
 
 import dualform
 from dualform import plots
-from dualform.datasets import catalogue
+from dualform.datasets import image_catalogue
 from dualform.datasets.images import ImageSet
 from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import select_named, select_paper_cases
-from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
+from dualform.experiments.outcome import Outcome, Stage, per_cent, silent_stage, write
 from dualform.experiments.plan import ImageExperiment, ImageOptions, ImagePlan, make_plan, names_of_tasks
 from dualform.experiments.result_files import RUNS
 from dualform.experiments.results import (
@@ -38,7 +38,7 @@ from dualform.experiments.tasks import tasks
 from dualform.experiments.training import TrainedClassifier, predictions, save_test_sets, train
 
 
-def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, stage: Stage = silent) -> Outcome:
+def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, stage: Stage = silent_stage) -> Outcome:
     """Train, record, certify, ask, draw; write the results into `out`, anew after each network."""
     plots.require_matplotlib()
     names = names_of_tasks(experiment, options.dataset)
@@ -61,7 +61,7 @@ def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, sta
 
 def _load(name: str, data: Path | None, stage: Stage) -> ImageSet:
     with stage(f"loading {name}", 100) as done:
-        return catalogue.load(name, data, per_cent(done))
+        return image_catalogue.load(name, data, per_cent(done))
 
 
 @contextmanager

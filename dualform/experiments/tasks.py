@@ -1,6 +1,6 @@
 """Image sets as tasks: standardised pixels to train and test on, numbered through all tasks of a run.
 
-    first, second = tasks([catalogue.load("mnist"), catalogue.load("fashion-mnist")])
+    first, second = tasks([image_catalogue.load("mnist"), image_catalogue.load("fashion-mnist")])
     first.train.images           # (48000, 784), standardised
     second.train.first_id        # 48000: where the ids of its training images begin
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 import dualform
 from dualform.datasets import corpus as corpora
-from dualform.datasets import library, tokens
+from dualform.datasets import text_catalogue, tokens
 from dualform.datasets.corpus import Corpus
 from dualform.errors import QueryError
 from dualform.experiments.language.answers import ask
@@ -20,7 +20,7 @@ from dualform.experiments.language.plan import LanguageExperiment, LanguageOptio
 from dualform.experiments.language.quality import measure
 from dualform.experiments.language.results import LanguageResults, document, sections
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters, perplexity, train
-from dualform.experiments.outcome import Outcome, Stage, per_cent, silent, write
+from dualform.experiments.outcome import Outcome, Stage, per_cent, silent_stage, write
 from dualform.experiments.result_files import RUNS
 from dualform.text import Text
 
@@ -29,7 +29,9 @@ _MAX_KEY_BYTES = 4 << 30  # bytes for the keys of every visit, beyond which they
 _TOKENS = {"characters": tokens.characters, "words": tokens.words}
 
 
-def reproduce(experiment: LanguageExperiment, options: LanguageOptions, out: Path, stage: Stage = silent) -> Outcome:
+def reproduce(
+    experiment: LanguageExperiment, options: LanguageOptions, out: Path, stage: Stage = silent_stage
+) -> Outcome:
     """Train, record, ask; write the results into `out`, and leave the run beside them."""
     corpus = _load(options, stage)
     text, test = _TOKENS[experiment.level](corpus)
@@ -65,7 +67,7 @@ def _load(options: LanguageOptions, stage: Stage) -> Corpus:
     if options.text is not None:
         return corpora.from_file(options.text)
     with stage(f"loading {options.dataset}", 100) as done:
-        return library.load(options.dataset, options.data, per_cent(done))
+        return text_catalogue.load(options.dataset, options.data, per_cent(done))
 
 
 def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Text) -> list[PromptQuery]:
@@ -77,7 +79,7 @@ def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Tex
     if options.text is None and options.dataset in experiment.queries:
         # Without the full data set, some words of the paper's are unknown.
         known = experiment.queries[options.dataset]
-        return [replace(query, prompt=tokens.with_unknown(query.prompt, text)) for query in known]
+        return [replace(query, prompt=tokens.replace_unknown(query.prompt, text)) for query in known]
     return [PromptQuery(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dualform.datasets import aesop, topics, wikitext
 from dualform.datasets.corpus import Corpus
-from dualform.datasets.download import Progress, silent
+from dualform.datasets.download import Progress, no_progress
 from dualform.errors import UnknownName
 
 _EMBEDDED = {topics.NAME: topics.load}
@@ -19,7 +19,7 @@ _IN_FILES = {aesop.NAME: aesop.load, wikitext.NAME: wikitext.load}
 NAMES = (*_EMBEDDED, *_IN_FILES)
 
 
-def load(name: str, data: Path | None = None, progress: Progress = silent) -> Corpus:
+def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> Corpus:
     """A text; `data` and `progress` are for those that come in files."""
     if name in _EMBEDDED:
         return _EMBEDDED[name]()

@@ -10,15 +10,15 @@ The digits come with scikit-learn; the others come in files, which are downloade
 from pathlib import Path
 
 from dualform.datasets import digits, mnist
-from dualform.datasets.download import Progress, silent
+from dualform.datasets.download import Progress, no_progress
 from dualform.datasets.images import ImageSet
 from dualform.errors import UnknownName
 
-_EMBEDDED = {"digits": digits.load, "turned-digits": digits.turned}
+_EMBEDDED = {"digits": digits.load, "turned-digits": digits.load_turned}
 NAMES = (*mnist.SOURCES, *_EMBEDDED)
 
 
-def load(name: str, data: Path | None = None, progress: Progress = silent) -> ImageSet:
+def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> ImageSet:
     """A data set; `data` and `progress` are for those that come in files."""
     if name in mnist.SOURCES:
         return mnist.load(name, data, progress)
