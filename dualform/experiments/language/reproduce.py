@@ -86,7 +86,7 @@ def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Tex
 def _piece(text: Text, share: float) -> str:
     """Some tokens of the training text."""
     start = int(share * len(text))
-    return text.shown(start, start + (8 if text.separator else 40))
+    return text.excerpt(start, start + (8 if text.separator else 40))
 
 
 def _kept(hparams: LanguageHyperparameters, options: LanguageOptions) -> str:

@@ -1,11 +1,11 @@
-"""Passages as people see them: in plain text, terminals, Markdown and HTML, with their marks.
+"""Format passages with their marks: as plain text, for terminals, as Markdown and as HTML.
 
     to_plain(passage)               # 'a single [d]ay'
-    to_rich(passage)                # for a terminal; where styles are lost, to_plain keeps the marks
-    to_snippet(found, query)        # one piece of HTML for a page or a notebook
+    to_rich(passage)                # for a terminal; where styles are lost, use to_plain
+    to_snippet(passages, query)     # one piece of HTML for a page or a notebook
 
-Texts are foreign: control characters are shown by signs, and each form escapes what it would read as its
-own. A space or a line break that is marked is shown as ␣ or ⏎; in the surroundings any of them are one space.
+Texts are not trusted: control characters are replaced by symbols, and every format escapes its own syntax.
+A marked space or line break is shown as ␣ or ⏎; elsewhere a run of them becomes one space.
 """
 
 import re
@@ -20,49 +20,59 @@ _SPACES = {"\n": "⏎", "\r": "⏎", "\t": "⇥"}
 _JOINERS = "\u200c\u200d"  # not printable by themselves, but part of how words are written
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]<>|&~$])")
 _MARKDOWN_FIRST = re.compile(r"^(\d*)([-+=#.)])")  # lists and headings, at the beginning only
-_SUPPORTING, _OPPOSING = "255,160,0", "70,130,255"  # weights above and below zero
+_POSITIVE, _NEGATIVE = "255,160,0", "70,130,255"  # colours of scores
 
 
 def to_plain(passage: Passage) -> str:
-    """`before [token] after`."""
+    """Return a passage as plain text, with marks in brackets: `before [token] after`."""
     return "".join(f"[{piece}]" if mark else piece for piece, mark in _pieces(passage))
 
 
 def to_rich(passage: Passage) -> rich.text.Text:
-    """For a terminal: the best token stands out, the others are underlined."""
-    found = rich.text.Text()
+    """Return a passage for a terminal, with the best mark in reverse video and the others underlined."""
+    text = rich.text.Text()
     for piece, mark in _pieces(passage):
-        found.append(piece, None if mark is None else "bold reverse" if mark is passage.marks[0] else "bold underline")
-    return found
+        text.append(piece, None if mark is None else "bold reverse" if mark is passage.marks[0] else "bold underline")
+    return text
 
 
 def to_markdown(passage: Passage) -> str:
-    """One line with the tokens in bold, fit for a paragraph, a list or the cell of a table."""
+    """Return a passage as one line of Markdown with marks in bold, for a paragraph, a list or a cell of a table."""
     pieces = (_bold(piece) if mark else _MARKDOWN.sub(r"\\\1", piece) for piece, mark in _pieces(passage))
-    return _whole_line("".join(pieces).replace("****", ""))  # which is where one bold ends and another begins
+    return _escape_line_start("".join(pieces).replace("****", ""))  # which is where one bold ends and another begins
 
 
 def escape_markdown(words: str) -> str:
-    """A line of foreign words, such as a title, that Markdown will show as they are."""
-    return _whole_line(_MARKDOWN.sub(r"\\\1", _visible(words)))
+    """Escape a line of text, such as a title, so that Markdown shows it as it is."""
+    return _escape_line_start(_MARKDOWN.sub(r"\\\1", _visible(words)))
 
 
 def to_html(passage: Passage, largest: float | None = None) -> str:
-    """Each token in a <mark>; the larger its score, measured by `largest` or its passage's, the stronger."""
+    """Return a passage as HTML with marks as <mark> elements, stronger the larger their score.
+
+    Args:
+        passage: what to format.
+        largest: absolute score of the strongest colour; by default the largest one in the passage.
+    """
     largest = _largest([passage]) if largest is None else largest
     return "".join(_html_mark(piece, mark, largest) if mark else escape(piece) for piece, mark in _pieces(passage))
 
 
-def to_snippet(found: Sequence[Passage], query: Passage | None = None) -> str:
-    """A list of passages under their query: one piece of HTML that needs no style sheet."""
-    asked = f'<p style="margin:0 0 .6em;font-size:1.1em">{to_html(query)}</p>' if query else ""
-    items = "".join(_html_item(passage, _largest(found)) for passage in found)
-    listed = f'<ol style="margin:0;padding-left:1.6em">{items}</ol>' if found else "<p>no passages</p>"
-    return f'<div style="font:15px/1.5 system-ui,sans-serif;max-width:60em">{asked}{listed}</div>'
+def to_snippet(passages: Sequence[Passage], query: Passage | None = None) -> str:
+    """Return a list of passages as one piece of HTML that needs no style sheet.
+
+    Args:
+        passages: what to list, each with its caption.
+        query: what to show above the list, made by `prompt_passage`.
+    """
+    heading = f'<p style="margin:0 0 .6em;font-size:1.1em">{to_html(query)}</p>' if query else ""
+    items = "".join(_html_item(passage, _largest(passages)) for passage in passages)
+    body = f'<ol style="margin:0;padding-left:1.6em">{items}</ol>' if passages else "<p>no passages</p>"
+    return f'<div style="font:15px/1.5 system-ui,sans-serif;max-width:60em">{heading}{body}</div>'
 
 
 def caption(passage: Passage) -> str:
-    """Where a passage is and what its best hit is worth: `THE WOLF AND THE LAMB · attention 1,234 · 5 visits`."""
+    """Return title, score and visits of a passage: `THE WOLF AND THE LAMB · attention 1,234 · 5 visits`."""
     visits = passage.visits
     facts = (
         None if passage.title is None else _visible(passage.title),
@@ -74,7 +84,7 @@ def caption(passage: Passage) -> str:
 
 
 def _pieces(passage: Passage) -> Iterator[tuple[str, Mark | None]]:
-    """Tokens with their marks, and separators between them: everything that is shown, safe to be shown."""
+    """Yield tokens, each with its mark if it has one, and the separators between them; all safe to show."""
     marks = {mark.position: mark for mark in passage.marks}
     ends_in_space = False
     for position, token in enumerate(passage.tokens, start=passage.start):
@@ -83,7 +93,7 @@ def _pieces(passage: Passage) -> Iterator[tuple[str, Mark | None]]:
         for words, marked in ((separator, None), (token, mark)):
             piece = _visible(words, marked is not None)
             if ends_in_space and piece.isspace():
-                continue  # line breaks and indentation: one space says as much
+                continue  # line breaks and indentation become one space
             ends_in_space = piece[-1:].isspace() if piece else ends_in_space
             yield piece, marked
 
@@ -102,12 +112,12 @@ def _sign(character: str, marked: bool) -> str:
 
 
 def _bold(piece: str) -> str:
-    """In asterisks if Markdown takes them for bold within a word too: next to signs it does not."""
+    """Return Markdown for bold: asterisks where Markdown reads them as bold, which next to punctuation it does not."""
     escaped = _MARKDOWN.sub(r"\\\1", piece)
     return f"**{escaped}**" if piece[0].isalnum() and piece[-1].isalnum() else f"<b>{escaped}</b>"
 
 
-def _whole_line(markdown: str) -> str:
+def _escape_line_start(markdown: str) -> str:
     return _MARKDOWN_FIRST.sub(r"\1\\\2", markdown.strip())
 
 
@@ -119,15 +129,15 @@ def _html_item(passage: Passage, largest: float) -> str:
 
 
 def _html_mark(piece: str, mark: Mark, largest: float) -> str:
-    """Shades let the page's background and colour of text through, so that light and dark pages both read well."""
+    """Return a <mark> with a translucent colour, which is readable on light and on dark pages."""
     share = abs(mark.score) / largest if largest else 0.0
-    colour = _SUPPORTING if mark.score >= 0 else _OPPOSING
+    colour = _POSITIVE if mark.score >= 0 else _NEGATIVE
     style = f"color:inherit;border-radius:.2em;background:rgba({colour},{0.2 + 0.35 * min(share, 1):.2f})"
     return f'<mark style="{style}" title="{_number(mark.score)}">{escape(piece)}</mark>'
 
 
-def _largest(found: Sequence[Passage]) -> float:
-    return max((abs(mark.score) for passage in found for mark in passage.marks), default=0.0)
+def _largest(passages: Sequence[Passage]) -> float:
+    return max((abs(mark.score) for passage in passages for mark in passage.marks), default=0.0)
 
 
 def _number(score: float) -> str:
