@@ -38,8 +38,16 @@ def to_rich(passage: Passage) -> rich.text.Text:
 
 def to_markdown(passage: Passage) -> str:
     """Return a passage as one line of Markdown with marks in bold, for a paragraph, a list or a cell of a table."""
-    pieces = (_bold(piece) if mark else _MARKDOWN.sub(r"\\\1", piece) for piece, mark in _pieces(passage))
-    return _escape_line_start("".join(pieces).replace("****", ""))  # which is where one bold ends and another begins
+    markdown = ""
+    for piece, mark in _pieces(passage):
+        escaped = _MARKDOWN.sub(r"\\\1", piece)
+        if mark is None:
+            markdown += escaped
+        elif piece[0].isalnum() and piece[-1].isalnum():
+            markdown += f"**{escaped}**"
+        else:  # next to punctuation Markdown does not read asterisks as bold
+            markdown += f"<b>{escaped}</b>"
+    return _escape_line_start(markdown.replace("****", ""))  # which is where one bold ends and another begins
 
 
 def escape_markdown(words: str) -> str:
@@ -55,7 +63,17 @@ def to_html(passage: Passage, largest: float | None = None) -> str:
         largest: absolute score of the strongest colour; by default the largest one in the passage.
     """
     largest = _largest([passage]) if largest is None else largest
-    return "".join(_html_mark(piece, mark, largest) if mark else escape(piece) for piece, mark in _pieces(passage))
+    html = ""
+    for piece, mark in _pieces(passage):
+        if mark is None:
+            html += escape(piece)
+            continue
+        share = abs(mark.score) / largest if largest else 0.0
+        colour = _POSITIVE if mark.score >= 0 else _NEGATIVE
+        # Translucent, so that it is readable on light and on dark pages.
+        style = f"color:inherit;border-radius:.2em;background:rgba({colour},{0.2 + 0.35 * min(share, 1):.2f})"
+        html += f'<mark style="{style}" title="{_number(mark.score)}">{escape(piece)}</mark>'
+    return html
 
 
 def to_snippet(passages: Sequence[Passage], query: Passage | None = None) -> str:
@@ -66,7 +84,11 @@ def to_snippet(passages: Sequence[Passage], query: Passage | None = None) -> str
         query: what to show above the list, made by `prompt_passage`.
     """
     heading = f'<p style="margin:0 0 .6em;font-size:1.1em">{to_html(query)}</p>' if query else ""
-    items = "".join(_html_item(passage, _largest(passages)) for passage in passages)
+    items = "".join(
+        f'<li style="margin:0 0 .6em">{to_html(passage, _largest(passages))}'
+        f'<br><small style="opacity:.7">{escape(caption(passage))}</small></li>'
+        for passage in passages
+    )
     body = f'<ol style="margin:0;padding-left:1.6em">{items}</ol>' if passages else "<p>no passages</p>"
     return f'<div style="font:15px/1.5 system-ui,sans-serif;max-width:60em">{heading}{body}</div>'
 
@@ -111,29 +133,8 @@ def _sign(character: str, marked: bool) -> str:
     return chr(0x2400 + ord(character)) if character < " " else "�"  # U+2400 on: pictures of control characters
 
 
-def _bold(piece: str) -> str:
-    """Return Markdown for bold: asterisks where Markdown reads them as bold, which next to punctuation it does not."""
-    escaped = _MARKDOWN.sub(r"\\\1", piece)
-    return f"**{escaped}**" if piece[0].isalnum() and piece[-1].isalnum() else f"<b>{escaped}</b>"
-
-
 def _escape_line_start(markdown: str) -> str:
     return _MARKDOWN_FIRST.sub(r"\1\\\2", markdown.strip())
-
-
-def _html_item(passage: Passage, largest: float) -> str:
-    return (
-        f'<li style="margin:0 0 .6em">{to_html(passage, largest)}'
-        f'<br><small style="opacity:.7">{escape(caption(passage))}</small></li>'
-    )
-
-
-def _html_mark(piece: str, mark: Mark, largest: float) -> str:
-    """Return a <mark> with a translucent colour, which is readable on light and on dark pages."""
-    share = abs(mark.score) / largest if largest else 0.0
-    colour = _POSITIVE if mark.score >= 0 else _NEGATIVE
-    style = f"color:inherit;border-radius:.2em;background:rgba({colour},{0.2 + 0.35 * min(share, 1):.2f})"
-    return f'<mark style="{style}" title="{_number(mark.score)}">{escape(piece)}</mark>'
 
 
 def _largest(passages: Sequence[Passage]) -> float:

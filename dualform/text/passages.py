@@ -117,8 +117,18 @@ def passages(text: Text, table: Table, most: int = 3, around: int | None = None)
         near = [old for old in windows if old.touches(new)]
         if not near and len(windows) == most:
             break
-        windows = [old for old in windows if old not in near] + [_joined([new, *near])]
-    return [_passage(text, window, hits) for window in sorted(windows, key=lambda window: window.ranks)]
+        merged = _Window(
+            min(window.start for window in [new, *near]),
+            max(window.end for window in [new, *near]),
+            sorted(rank for window in [new, *near] for rank in window.ranks),
+        )
+        windows = [old for old in windows if old not in near] + [merged]
+    best_first = []
+    for window in sorted(windows, key=lambda window: window.ranks):
+        marks = tuple(hits[rank] for rank in window.ranks)
+        tokens, title = text.tokens(window.start, window.end), text.title_at(marks[0].position)
+        best_first.append(Passage(window.start, window.end, tokens, text.separator, marks, title))
+    return best_first
 
 
 def prompt_passage(tokens: Sequence[str], separator: str) -> Passage:
@@ -169,33 +179,14 @@ class _Window:
         return self.start <= other.end + _MAX_GAP and other.start <= self.end + _MAX_GAP
 
 
-def _joined(windows: Sequence[_Window]) -> _Window:
-    ranks = sorted(rank for window in windows for rank in window.ranks)
-    return _Window(min(window.start for window in windows), max(window.end for window in windows), ranks)
-
-
-def _passage(text: Text, window: _Window, hits: Sequence[Mark]) -> Passage:
-    marks = tuple(hits[rank] for rank in window.ranks)
-    tokens = text.tokens(window.start, window.end)
-    return Passage(window.start, window.end, tokens, text.separator, marks, text.title_at(marks[0].position))
-
-
 def _window(text: Text, position: int, around: int, rank: int) -> _Window:
     """Return the window around a hit; where tokens are shorter than words, without words that are cut in two."""
     start, end = max(0, position - around), min(len(text), position + around + 1)
     if text.separator:
         return _Window(start, end, [rank])
-    start = next((at for at in range(start, position + 1) if _begins_word(text, at)), start)
-    end = next((at for at in range(end, position, -1) if _ends_word(text, at)), end)
-    return _Window(start, end, [rank])
-
-
-def _begins_word(text: Text, at: int) -> bool:
-    return not text.token(at).isspace() and _between_words(text, at)
-
-
-def _ends_word(text: Text, at: int) -> bool:
-    return not text.token(at - 1).isspace() and _between_words(text, at)
+    starts = (at for at in range(start, position + 1) if _between_words(text, at) and not text.token(at).isspace())
+    ends = (at for at in range(end, position, -1) if _between_words(text, at) and not text.token(at - 1).isspace())
+    return _Window(next(starts, start), next(ends, end), [rank])
 
 
 def _between_words(text: Text, at: int) -> bool:

@@ -145,18 +145,14 @@ def _fault(ids: NDArray[Any], vocabulary: Any, separator: Any, titles: Any) -> s
         return "its vocabulary is not a list of strings"
     if ids.min(initial=0) < 0 or ids.max(initial=-1) >= len(vocabulary):
         return f"its ids go from {ids.min()} to {ids.max()}, its vocabulary has {len(vocabulary)} tokens"
-    if not isinstance(titles, list) or not all(_is_title(title) for title in titles):
+    if not isinstance(titles, list) or not all(isinstance(title, list) and len(title) == 2 for title in titles):
+        return "its titles are not pairs of a position and a string"
+    if not all(type(position) is int and isinstance(title, str) for position, title in titles):  # True is no position
         return "its titles are not pairs of a position and a string"
     bounds = [0, *(position for position, _ in titles), len(ids)]
     if bounds != sorted(bounds):
         return "its titles are not in the order of their positions, or not in the text"
     return None
-
-
-def _is_title(content: Any) -> bool:
-    if not isinstance(content, list) or len(content) != 2:
-        return False
-    return type(content[0]) is int and isinstance(content[1], str)  # True is an int, but no position
 
 
 def _crc(content: dict[str, Any]) -> int:
