@@ -1,4 +1,4 @@
-"""A small table: named columns that print well, in a terminal and in a notebook."""
+"""A small table with named columns that prints well, in a terminal and in a notebook."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,14 @@ _MAX_ROWS = 20
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Table:
-    """`table["score"]` is a column, `len(table)` the number of rows; `to_dict()`, `to_pandas()`."""
+    """An answer as named columns of equal length.
+
+        table["score"]                  # a column, as an array
+        table.where(query=0).rows()     # rows as dicts
+        table.to_pandas()
+
+    `len(table)` is the number of rows.
+    """
 
     _columns: Mapping[str, NDArray[Any]]
 
@@ -30,32 +37,35 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
+        """Names of the columns."""
         return list(self._columns)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Each row as a dict of plain Python values."""
+        """Return the rows, each as a dict of plain Python values."""
         plain = {name: column.tolist() for name, column in self._columns.items()}
         return (dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True))
 
-    def where(self, **wanted: Any) -> "Table":
-        """The rows in which every named column has the given value: `table.where(query=0)`."""
+    def where(self, **values: Any) -> "Table":
+        """Return the rows in which every named column has the given value: `table.where(query=0)`."""
         mask = np.ones(len(self), dtype=bool)
-        for name, value in wanted.items():
+        for name, value in values.items():
             mask &= self[name] == value
         return Table({name: column[mask] for name, column in self._columns.items()})
 
     def without(self, *names: str) -> "Table":
-        """All columns but these: `table.without("step")`."""
+        """Return a table without some columns: `table.without("step")`."""
         return Table({name: column for name, column in self._columns.items() if name not in names})
 
     def as_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the columns as NumPy arrays."""
         return dict(self._columns)
 
     def to_dict(self) -> dict[str, list[Any]]:
+        """Return the columns as lists of plain Python values."""
         return {name: column.tolist() for name, column in self._columns.items()}
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame."""
+        """Return a pandas DataFrame."""
         try:
             import pandas
         except ImportError:

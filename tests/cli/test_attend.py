@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dualform
-from dualform.companions import OWN, own_inputs
+from dualform.companions import TRUSTED_MODELS, own_inputs
 from dualform.errors import QueryError
 from dualform.experiments import demo
 from dualform.experiments.language.network import FACTORY
@@ -126,8 +126,8 @@ def test_attend_does_not_import_what_a_run_names(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_run_may_name_is_there() -> None:
-    assert {demo.MODEL, FACTORY, *(hparams.model for hparams in (PAPER, SMALL))} == {*OWN}
-    for named in OWN:
+    assert {demo.MODEL, FACTORY, *(hparams.model for hparams in (PAPER, SMALL))} == {*TRUSTED_MODELS}
+    for named in TRUSTED_MODELS:
         module, _, factory = named.partition(":")
         assert callable(getattr(import_module(module), factory))
 
@@ -151,8 +151,8 @@ BAD_QUESTIONS: dict[str, tuple[list[object], str]] = {
     "another model": (asked(Path("run"), model="models:other"), "no layer in this model called '0'"),
     "no file": (asked(Path("run"), inputs="nothing.npy"), "there is no file nothing.npy"),
     "odd file": (asked(Path("run"), inputs="models.py"), "models.py is neither .npy nor .safetensors"),
-    "no such input": (asked(Path("run"), "--index", 4), "there is no input 4; there are 4, counted from 0"),
-    "negative input": (asked(Path("run"), "--index", -1), "there is no input -1"),
+    "no such input": (asked(Path("run"), "--index", 4), "no input 4; choose from 0 to 3"),
+    "negative input": (asked(Path("run"), "--index", -1), "no input -1"),
     "no such layer": (asked(Path("run"), "--layer", "7"), "no layer '7'; there is '0', '2'"),
     "no such group": (asked(Path("run"), "--by", "colour"), "no tag 'colour'; there is 'id', 'label', 'task'"),
     "no such target": (asked(Path("run"), "--contribution", "--target", 2), "has classes 0 to 1; the target is 2"),

@@ -103,4 +103,4 @@ def test_a_language_model_is_asked_with_a_prompt(tmp_path: Path, fable: Path) ->
 
 def test_a_run_of_a_strange_model_is_refused(tmp_path: Path) -> None:
     about = {"model": "dualform.experiments.language.network:LanguageModel", "arguments": {"vocabulary": ["rm"]}}
-    assert "not in numbers" in fails("attend", record(tmp_path / "run", about=about), "--prompt", "a")
+    assert "not all numbers" in fails("attend", record(tmp_path / "run", about=about), "--prompt", "a")
