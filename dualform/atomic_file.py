@@ -36,7 +36,12 @@ def write_atomically(path: Path, pieces: Iterable[Bytes]) -> None:
     """
     temporary = path.with_name(path.name + UNFINISHED)
     try:
-        _write_flushed(temporary, pieces)
+        handle = _open(temporary)
+        try:
+            _write_blocks(handle, pieces)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         temporary.replace(path)
         flush_directory(path.parent)
     except BaseException as error:  # the pieces may be made while they are written, and fail with anything
@@ -45,15 +50,6 @@ def write_atomically(path: Path, pieces: Iterable[Bytes]) -> None:
         if isinstance(error, OSError):
             raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
         raise
-
-
-def _write_flushed(path: Path, pieces: Iterable[Bytes]) -> None:
-    handle = _open(path)
-    try:
-        _write_blocks(handle, pieces)
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _open(path: Path) -> int:
@@ -90,13 +86,9 @@ def _write_fully(handle: int, content: memoryview) -> None:
         if not written:
             raise OSError(errno.EIO, "the disk accepts no more bytes and gives no reason")
         content = content[written:]
-        if written % _ALIGNMENT_BYTES and content:
-            _use_page_cache(handle)  # the rest is not aligned; if the disk is full, the next write says so
-
-
-def _use_page_cache(handle: int) -> None:
-    if sys.platform == "linux":
-        fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)
+        # The rest is not aligned, so it goes through the page cache; if the disk is full, the next write says so.
+        if written % _ALIGNMENT_BYTES and content and sys.platform == "linux":
+            fcntl.fcntl(handle, fcntl.F_SETFL, fcntl.fcntl(handle, fcntl.F_GETFL) & ~os.O_DIRECT)
 
 
 def make_directory(path: Path) -> None:

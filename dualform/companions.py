@@ -62,21 +62,14 @@ def own_file(memory: "Memory", what: str, instead: str) -> Path:
     """
     name = memory.about.get(what)
     if not isinstance(name, str):
-        raise QueryError(f"which {what}? the run names none: {instead}")
+        raise QueryError(f"which {what}? the run names none of its own: {instead}")
     path = memory.path / name
-    if not _is_file_name(name) or not _is_inside(path, memory.path) or (path.exists() and not path.is_file()):
+    # A name without directories, which every system allows; and should it be a link, then to a file beside it.
+    allowed = name.isprintable() and not {*name} & {*"/\\:"} and len(name.encode()) < 256
+    inside = allowed and Path(realpath(path)).is_relative_to(realpath(memory.path))
+    if name in ("", ".", "..") or not inside or (path.exists() and not path.is_file()):
         raise QueryError(f"the run names {name!r} as its {what}, which is no file of its own: {instead}")
     return path
-
-
-def _is_file_name(name: str) -> bool:
-    """Return whether it is the name of a file without directories, allowed on every system."""
-    return name not in ("", ".", "..") and name.isprintable() and not {*name} & {*"/\\:"} and len(name.encode()) < 256
-
-
-def _is_inside(path: Path, directory: Path) -> bool:
-    """Return whether a path is in the directory after links are followed."""
-    return Path(realpath(path)).is_relative_to(realpath(directory))
 
 
 def importable(named: str) -> str:

@@ -109,33 +109,25 @@ def read_inputs(path: Path) -> Inputs:
     Args:
         path: a .npy or .safetensors file.
     """
-    readers = {".npy": _read_npy, ".safetensors": _read_safetensors}
-    if path.suffix not in readers:
+    if path.suffix not in (".npy", ".safetensors"):
         raise QueryError(f"{path} is neither .npy nor .safetensors; save the inputs as one of them")
     if not path.is_file():
         raise QueryError(f"there is no file {path}")
-    rows = readers[path.suffix](path)
+    try:
+        if path.suffix == ".npy":
+            rows = Inputs(torch.from_numpy(np.lib.format.open_memmap(path, mode="r").copy()))
+        else:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                if "inputs" not in names and len(names) != 1:
+                    raise UnknownName(f"tensor in {path} called", "inputs", names)
+                known = {field.name: field.name for field in fields(Inputs) if field.name in names}
+                stored = known if "inputs" in names else {"inputs": names[0]}
+                rows = Inputs(**{field: file.get_tensor(name) for field, name in stored.items()})
+    except (ValueError, TypeError) as error:
+        raise QueryError(f"cannot read {path} as an array of numbers: {error}") from error
+    except SafetensorError as error:
+        raise QueryError(f"cannot read {path}: {error}") from error
     if not rows.inputs.dim():
         raise QueryError(f"{path} holds a single number; expected an array with a row for each input")
     return rows
-
-
-def _read_npy(path: Path) -> Inputs:
-    try:
-        return Inputs(torch.from_numpy(np.lib.format.open_memmap(path, mode="r").copy()))
-    except (ValueError, TypeError) as error:
-        raise QueryError(f"cannot read {path} as an array of numbers: {error}") from error
-
-
-def _read_safetensors(path: Path) -> Inputs:
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            if "inputs" not in names and len(names) != 1:
-                raise UnknownName(f"tensor in {path} called", "inputs", names)
-            if "inputs" not in names:
-                return Inputs(file.get_tensor(names[0]))
-            known = [field.name for field in fields(Inputs) if field.name in names]
-            return Inputs(**{name: file.get_tensor(name) for name in known})
-    except SafetensorError as error:
-        raise QueryError(f"cannot read {path}: {error}") from error

@@ -10,7 +10,6 @@ them moves a cursor or turns the direction of writing.
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +20,12 @@ _MAX_DEPTH = 100  # of nested lists; Python's own limit is at several hundred, a
 def parse(text: str | bytes) -> Any:
     """Return the content of a JSON text."""
     content = json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number)
-    _check_depth(content)
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        parents = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = [child for children in parents for child in children]
+    if level:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
     json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair, which cannot be shown
     return content
 
@@ -36,24 +40,9 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for name, value in pairs:
         if name in content:
-            raise ValueError(f"duplicate key {name!r}")
+            raise ValueError(f"{name!r} is there twice")
         content[name] = value
     return content
-
-
-def _check_depth(content: Any) -> None:
-    level = [content]
-    for _ in range(_MAX_DEPTH):
-        level = [child for parent in level for child in _children(parent)]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
-
-
-def _children(content: Any) -> Iterable[Any]:
-    if isinstance(content, dict):
-        return content.values()
-    return content if isinstance(content, list) else ()
 
 
 def finite(value: Any) -> Any:

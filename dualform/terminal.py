@@ -193,16 +193,13 @@ def half_blocks(image: NDArray[Any], colour: bool) -> Text:
     text = Text()
     for row in range(0, len(ink), 2):
         for upper, lower in zip(ink[row], ink[row + 1], strict=True):
-            text.append(*_pixel_pair(upper, lower, colour))
+            if colour:
+                text.append("▀", f"{_grey(upper)} on {_grey(lower)}")
+            else:
+                text.append(" ▀▄█"[(upper > 0.5) + 2 * (lower > 0.5)], "")
         text.append("\n")
     text.right_crop()
     return text
-
-
-def _pixel_pair(upper: float, lower: float, colour: bool) -> tuple[str, str]:
-    if colour:
-        return "▀", f"{_grey(upper)} on {_grey(lower)}"
-    return " ▀▄█"[(upper > 0.5) + 2 * (lower > 0.5)], ""
 
 
 def _grey(ink: float) -> str:

@@ -92,7 +92,7 @@ def test_texts_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_text_says_what_is_missing(run: Path) -> None:
-    assert "which text? the run has none" in fails("attend", run, "--model", "models:mlp", "--prompt", "a")
+    assert "which text? the run names none" in fails("attend", run, "--model", "models:mlp", "--prompt", "a")
 
 
 def test_a_language_model_is_asked_with_a_prompt(tmp_path: Path, fable: Path) -> None:
