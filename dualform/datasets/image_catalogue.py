@@ -1,10 +1,10 @@
-"""All data sets of images by name.
+"""Load image data sets by name.
 
     NAMES                                   # mnist, fashion-mnist, digits, turned-digits
     load("digits").train.labels
     load("mnist", data=Path("~/data"))      # looks there first
 
-The digits come with scikit-learn; the others come in files, which are downloaded where they are not found.
+The digits come with scikit-learn; the others come in files, which are downloaded if they are not found.
 """
 
 from pathlib import Path
@@ -19,7 +19,13 @@ NAMES = (*mnist.SOURCES, *_EMBEDDED)
 
 
 def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> ImageSet:
-    """A data set; `data` and `progress` are for those that come in files."""
+    """Load an image data set.
+
+    Args:
+        name: one of NAMES.
+        data: directory to look in first; for data sets that come in files.
+        progress: called with file name, bytes so far and bytes in all during a download.
+    """
     if name in mnist.SOURCES:
         return mnist.load(name, data, progress)
     if name in _EMBEDDED:

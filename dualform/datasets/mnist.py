@@ -1,10 +1,10 @@
 """MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28 x 28 pixels, found on disk or downloaded.
 
     data = load("fashion-mnist")
-    data.train.raw               # (60000, 784), ink from 0 to 255
+    data.train.raw               # (60000, 784), pixels from 0 to 255
     data.test.labels             # (10000,)
 
-Digests are checked after a download only. What is found on disk has to look right: shapes, counts, labels.
+Digests are checked after a download only; of files on disk, shapes, counts and labels are.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _ALTERNATIVE = "try --dataset digits, which works without any data"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is to be had, and what it is of."""
+    """Where a data set can be found, and its classes."""
 
     class_names: tuple[str, ...]
     folders: tuple[str, ...]  # below a root: our own name for it, then torchvision's
@@ -75,7 +75,13 @@ SOURCES = {
 
 
 def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> ImageSet:
-    """`mnist` or `fashion-mnist`, from below `data` or wherever else it is; else downloaded to the cache."""
+    """Load MNIST or Fashion-MNIST, from one of the usual places or downloaded to the cache.
+
+    Args:
+        name: `mnist` or `fashion-mnist`.
+        data: directory to look in first.
+        progress: called with file name, bytes so far and bytes in all during a download.
+    """
     if name not in SOURCES:
         raise UnknownName("data set", name, SOURCES)
     source = SOURCES[name]
@@ -87,7 +93,7 @@ def load(name: str, data: Path | None = None, progress: Progress = no_progress) 
 
 
 def _downloaded(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
-    """The folder in the cache, with what was missing there."""
+    """Download the missing files to the cache, and return the folder."""
     folder = places.cache() / source.folders[0]
     for file in places.missing(folder, source.files):
         urls = [f"{mirror}{file}.gz" for mirror in source.mirrors]
@@ -103,7 +109,7 @@ def _downloaded(name: str, source: Source, data: Path | None, progress: Progress
 def _split(folder: Path, part: str, classes: int) -> Split:
     images_path, labels_path = (places.locate(folder, name.format(part)) for name in (_IMAGES, _LABELS))
     if images_path is None or labels_path is None:
-        raise DataError(f"files of {folder} went away while they were read; try again")
+        raise DataError(f"files of {folder} were removed before they were read; try again")
     images, labels = idx.read(images_path), idx.read(labels_path)
     _check_images(images_path, images)
     _check_labels(labels_path, labels, len(images), classes)
@@ -113,11 +119,11 @@ def _split(folder: Path, part: str, classes: int) -> Split:
 
 def _check_images(path: Path, images: NDArray[np.uint8]) -> None:
     if images.ndim != 3 or images.shape[1:] != IMAGE_SHAPE:
-        raise DataError(f"{path} holds an array of shape {images.shape}; images are (count, 28, 28)")
+        raise DataError(f"{path} holds an array of shape {images.shape}; expected images of shape (count, 28, 28)")
 
 
 def _check_labels(path: Path, labels: NDArray[np.uint8], count: int, classes: int) -> None:
     if labels.shape != (count,):
-        raise DataError(f"{path} holds labels of shape {labels.shape}, for {count:,} images beside them")
+        raise DataError(f"{path} holds labels of shape {labels.shape}; expected one for each of {count:,} images")
     if labels.max() >= classes:
-        raise DataError(f"{path} holds the label {labels.max()}; labels are 0 to {classes - 1}")
+        raise DataError(f"{path} holds the label {labels.max()}; expected labels from 0 to {classes - 1}")

@@ -1,10 +1,10 @@
-"""All texts by name.
+"""Load texts by name.
 
     NAMES                                   # topics, aesop, wikitext-2
     load("topics").train.text
     load("aesop", data=Path("~/data"))      # looks there first
 
-The topics come with Python; the others come in files, which are downloaded where they are not found.
+The topics come with Python; the others come in files, which are downloaded if they are not found.
 """
 
 from pathlib import Path
@@ -20,7 +20,13 @@ NAMES = (*_EMBEDDED, *_IN_FILES)
 
 
 def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> Corpus:
-    """A text; `data` and `progress` are for those that come in files."""
+    """Load a text.
+
+    Args:
+        name: one of NAMES.
+        data: directory to look in first; for texts that come in files.
+        progress: called with file name, bytes so far and bytes in all during a download.
+    """
     if name in _EMBEDDED:
         return _EMBEDDED[name]()
     if name in _IN_FILES:

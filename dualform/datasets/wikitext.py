@@ -33,7 +33,14 @@ _ARTICLE = re.compile(r"(?:\A|^ *\n)( *= (?!= )(\S.*?)(?<! =) = *)(?=\n *$)", re
 
 
 def load(data: Path | None = None, progress: Progress = no_progress) -> Corpus:
-    """The training and the test split; the validation split in place of the former if that is all there is."""
+    """Load the training and the test split, from one of the usual places or downloaded to the cache.
+
+    If only the validation split is found, it takes the place of the training split, and the corpus has a note.
+
+    Args:
+        data: directory to look in first.
+        progress: called with file name, bytes so far and bytes in all during a download.
+    """
     folder = places.find(FOLDERS, [TRAIN, TEST], data)
     if folder is None and (folder := places.find(FOLDERS, [VALIDATION, TEST], data)):
         note = f"trained on the validation split: {TRAIN} was not found"
@@ -46,7 +53,7 @@ def load(data: Path | None = None, progress: Progress = no_progress) -> Corpus:
 def _part(folder: Path, file: str) -> Part:
     path = places.locate(folder, file)
     if path is None:
-        raise DataError(f"{file} went away from {folder} before it was read; try again")
+        raise DataError(f"{file} was removed from {folder} before it was read; try again")
     text = read_text(path)
     return Part(text, tuple((article.start(1), article[2]) for article in _ARTICLE.finditer(text)))
 
@@ -64,11 +71,11 @@ def _downloaded(data: Path | None, progress: Progress) -> Path:
 
 
 def _unpack(path: Path) -> None:
-    """The three files, beside the archive and in place of it."""
+    """Unpack the three files beside the archive, and remove it."""
     try:
         with ZipFile(path) as archive:
-            # Without the test split nothing counts as found: it comes last, lest an interruption leaves the
-            # validation split to be trained on.
+            # Nothing is found without the test split, so it comes last: otherwise the validation split might be
+            # trained on after an interruption.
             for file in (TRAIN, VALIDATION, TEST):
                 _take_out(archive, file, path.parent / file)
         path.unlink()
@@ -77,7 +84,7 @@ def _unpack(path: Path) -> None:
 
 
 def _take_out(archive: ZipFile, file: str, target: Path) -> None:
-    """By the last of its name, whatever folder the archive says it belongs in: nothing is written elsewhere."""
+    """Unpack a file by its name, whatever folder the archive puts it in: nothing is written elsewhere."""
     members = [name for name in archive.namelist() if PurePosixPath(name).name == file]
     if len(members) != 1:
         raise BadZipFile(f"it holds {len(members)} files {file}, not one")

@@ -15,7 +15,7 @@ def test_the_order_and_the_split_are_fixed() -> None:
     assert data.train.raw.shape == (1437, 64)
     assert data.test.raw.shape == (360, 64)
     assert (data.train.raw.dtype, data.train.labels.dtype) == (torch.uint8, torch.int64)
-    assert int(data.test.raw.max()) == digits.MAX_INK
+    assert int(data.test.raw.max()) == digits.MAX_PIXEL
     assert data.train.labels[:8].tolist() == [6, 6, 6, 2, 5, 6, 6, 2]
     assert data.test.labels[:8].tolist() == [0, 8, 8, 9, 8, 3, 7, 5]
 
