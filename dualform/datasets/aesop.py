@@ -43,22 +43,17 @@ def load(data: Path | None = None, progress: Progress = no_progress) -> Corpus:
     """
     folder = places.find([NAME], [FILE], data)
     if folder is None:
-        folder = _downloaded(data, progress)
+        folder = places.cache() / NAME
+        try:
+            fetch(MIRRORS, folder / FILE, SHA256, progress, digest=_digest)
+        except DataError as error:
+            raise unavailable(NAME, next(places.roots(data)) / NAME, [FILE], error, ALTERNATIVE) from error
     path = places.locate(folder, FILE)
     if path is None:
         raise DataError(f"{FILE} was removed from {folder} before it was read; try again")
     book = read_text(path)
     first, appendix, second, end = _landmarks(path, book)
     return Corpus(NAME, train=_part(book, first, appendix), test=_part(book, second, end))
-
-
-def _downloaded(data: Path | None, progress: Progress) -> Path:
-    folder = places.cache() / NAME
-    try:
-        fetch(MIRRORS, folder / FILE, SHA256, progress, digest=_digest)
-    except DataError as error:
-        raise unavailable(NAME, next(places.roots(data)) / NAME, [FILE], error, ALTERNATIVE) from error
-    return folder
 
 
 def _digest(path: Path) -> str:

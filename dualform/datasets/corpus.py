@@ -63,13 +63,26 @@ def from_file(path: Path) -> Corpus:
     text = read_text(path).strip()
     if len(text) < MIN_CHARACTERS:
         raise DataError(f"{path} holds {len(text):,} characters; a training text needs {MIN_CHARACTERS:,} or more")
-    cut = _cut(text)
+    cut = len(text) * 9 // 10
+    line_end = text.find("\n", cut, cut + len(text) // 20)  # so near that a twentieth is left for testing
+    if line_end >= 0:
+        cut = line_end + 1
     return Corpus(path.name, train=Part(text[:cut]), test=Part(text[cut:]))
 
 
 def read_text(path: Path) -> str:
     """Read a UTF-8 file, gzipped or not; line ends become `\\n`, and a byte order mark is removed."""
-    content = _content(path)
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content.startswith(_GZIP) else content
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check its name and the current directory") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a directory; name a file in it") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} cannot be decompressed ({error}); replace it") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     if (zero := content.find(b"\0")) >= 0:
         raise _not_text(path, f"byte {zero:,} is zero")
     try:
@@ -79,27 +92,6 @@ def read_text(path: Path) -> str:
     if not text.strip("\ufeff \t\r\n"):
         raise DataError(f"{path} holds no text, only {len(content):,} bytes of white space; give another file")
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
-
-
-def _cut(text: str) -> int:
-    """Return where the last tenth begins; never so near the end that less than a twentieth is left."""
-    tenth = len(text) * 9 // 10
-    line_end = text.find("\n", tenth, tenth + len(text) // 20)
-    return line_end + 1 if line_end >= 0 else tenth
-
-
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(_GZIP) else content
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}; check its name and the current directory") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; name a file in it") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} cannot be decompressed ({error}); replace it") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _not_text(path: Path, what: str) -> DataError:

@@ -52,12 +52,20 @@ def fetch(
         digest: how to compute the digest of the file, by default of its decompressed bytes.
         timeout: seconds without a byte until a mirror is given up.
     """
-    _make_directory(path.parent)
-    check = partial(_check, sha256=sha256, digest=digest or partial(_sha256, gzipped=path.suffix == ".gz"))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make {path.parent} for downloads: {error.strerror or error}") from error
+    digest = digest or partial(_sha256, gzipped=path.suffix == ".gz")
     failures = []
     for url in urls:
         try:
-            _fetch_from(url, path, check, partial(progress, path.name), timeout)
+            with atomic_path(path) as temporary:
+                with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
+                    _copy(response, file, partial(progress, path.name))
+                actual = digest(temporary)
+                if actual != sha256:
+                    raise DataError(f"it is another file: SHA-256 {actual[:12]}..., not {sha256[:12]}...")
             return
         except _MIRROR_FAILED as error:
             failures.append(f"{url}: {_reason(error)}")
@@ -92,22 +100,6 @@ def atomic_path(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make {path} for downloads: {error.strerror or error}") from error
-
-
-def _fetch_from(
-    url: str, path: Path, check: Callable[[Path], None], progress: Callable[[int, int | None], None], timeout: float
-) -> None:
-    with atomic_path(path) as temporary:
-        with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
-            _copy(response, file, progress)
-        check(temporary)
-
-
 def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int | None], None]) -> None:
     length = response.headers.get("Content-Length", "")
     total = int(length) if length.isdecimal() else None
@@ -120,12 +112,6 @@ def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int |
         raise DataError(f"the connection ended after {done:,} of {total:,} bytes")
     file.flush()
     os.fsync(file.fileno())
-
-
-def _check(path: Path, sha256: str, digest: Digest) -> None:
-    actual = digest(path)
-    if actual != sha256:
-        raise DataError(f"it is another file: SHA-256 {actual[:12]}..., not {sha256[:12]}...")
 
 
 def _sha256(path: Path, gzipped: bool) -> str:

@@ -23,7 +23,13 @@ _DIMENSIONS = range(1, 5)  # images of several channels have four
 
 def read(path: Path) -> NDArray[np.uint8]:
     """Return the array in an IDX file, gzipped or not: its first bytes decide, for names may have lost their suffix."""
-    content = _content(path)
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content.startswith(_GZIP) else content
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _malformed(path, f"it cannot be decompressed ({error})") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     shape = _shape(path, content)
     start = 4 + 4 * len(shape)
     actual, expected = len(content) - start, math.prod(shape)
@@ -31,16 +37,6 @@ def read(path: Path) -> NDArray[np.uint8]:
         raise _malformed(path, f"its header announces {shape}, {expected:,} bytes, and {actual:,} follow")
     # A copy, because bytes are read-only, and torch warns about tensors over such memory.
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
-
-
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(_GZIP) else content
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _malformed(path, f"it cannot be decompressed ({error})") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _shape(path: Path, content: bytes) -> tuple[int, ...]:

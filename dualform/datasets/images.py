@@ -61,13 +61,10 @@ def standardised(raw: Tensor, by: Tensor) -> Tensor:
     Returns:
         Tensor of shape (n, pixels), float32.
     """
-    mean, deviation = _mean_and_deviation(by)
+    reference = by.float()
+    mean, deviation = reference.mean(), reference.std()
+    del reference  # as large as the result
     if not deviation > 0:
         raise DataError("cannot standardise by images whose pixels are all the same")
     pixels = raw.to(torch.float32, copy=True)  # changed in place, for another copy of MNIST takes 188 MB
     return pixels.sub_(mean).div_(deviation)
-
-
-def _mean_and_deviation(raw: Tensor) -> tuple[Tensor, Tensor]:
-    pixels = raw.float()
-    return pixels.mean(), pixels.std()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dualform.datasets import idx, places
 from dualform.datasets.download import Progress, fetch, no_progress, unavailable
@@ -87,12 +86,12 @@ def load(name: str, data: Path | None = None, progress: Progress = no_progress) 
     source = SOURCES[name]
     folder = places.find(source.folders, source.files, data)
     if folder is None:
-        folder = _downloaded(name, source, data, progress)
+        folder = _download(name, source, data, progress)
     train, test = (_split(folder, part, len(source.class_names)) for part in (_TRAIN, _TEST))
     return ImageSet(name, source.class_names, IMAGE_SHAPE, train, test)
 
 
-def _downloaded(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
+def _download(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
     """Download the missing files to the cache, and return the folder."""
     folder = places.cache() / source.folders[0]
     for file in places.missing(folder, source.files):
@@ -111,19 +110,13 @@ def _split(folder: Path, part: str, classes: int) -> Split:
     if images_path is None or labels_path is None:
         raise DataError(f"files of {folder} were removed before they were read; try again")
     images, labels = idx.read(images_path), idx.read(labels_path)
-    _check_images(images_path, images)
-    _check_labels(labels_path, labels, len(images), classes)
+    if images.ndim != 3 or images.shape[1:] != IMAGE_SHAPE:
+        reason = f"an array of shape {images.shape}; expected images of shape (count, 28, 28)"
+        raise DataError(f"{images_path} holds {reason}")
+    if labels.shape != (len(images),):
+        reason = f"labels of shape {labels.shape}; expected one for each of {len(images):,} images"
+        raise DataError(f"{labels_path} holds {reason}")
+    if labels.max() >= classes:
+        raise DataError(f"{labels_path} holds the label {labels.max()}; expected labels from 0 to {classes - 1}")
     raw = torch.from_numpy(images).flatten(start_dim=1)  # (n, 784)
     return Split(raw, torch.from_numpy(labels.astype(np.int64)))
-
-
-def _check_images(path: Path, images: NDArray[np.uint8]) -> None:
-    if images.ndim != 3 or images.shape[1:] != IMAGE_SHAPE:
-        raise DataError(f"{path} holds an array of shape {images.shape}; expected images of shape (count, 28, 28)")
-
-
-def _check_labels(path: Path, labels: NDArray[np.uint8], count: int, classes: int) -> None:
-    if labels.shape != (count,):
-        raise DataError(f"{path} holds labels of shape {labels.shape}; expected one for each of {count:,} images")
-    if labels.max() >= classes:
-        raise DataError(f"{path} holds the label {labels.max()}; expected labels from 0 to {classes - 1}")

@@ -104,24 +104,19 @@ def replace_unknown(prompt: str, text: Text) -> str:
 
 def _split(part: Part, style: WordStyle) -> tuple[list[str], tuple[tuple[int, str], ...]]:
     """Return the words of a text, and its titles with the positions of their first words."""
-    split_piece = _wikitext if style == "wikitext" else _prose
     starts = [start for start, _ in part.titles]
     tokens: list[str] = []
     positions = []
     # Piece by piece: the number of words so far is the position of the next title.
     for start, end in zip([0, *starts], [*starts, len(part.text)], strict=True):
         positions.append(len(tokens))
-        tokens += split_piece(part.text[start:end])
+        piece = part.text[start:end]
+        if style == "wikitext":
+            tokens += piece.replace("\n", f" {LINE_END} ").split()
+        else:
+            tokens += [word[0] for word in _PROSE.finditer(piece)]
     titles = zip(positions[1:], (title for _, title in part.titles), strict=True)
     return tokens, tuple(titles)
-
-
-def _wikitext(text: str) -> list[str]:
-    return text.replace("\n", f" {LINE_END} ").split()
-
-
-def _prose(text: str) -> list[str]:
-    return [token[0] for token in _PROSE.finditer(text)]
 
 
 def _prompt_tokens(prompt: str, text: Text) -> list[str]:

@@ -21,20 +21,15 @@ _BETWEEN = "\n\n\n"
 
 def load() -> Corpus:
     """Load all topics in the order of their names; the title of each is its first line."""
-    topics = _embedded()
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise DataError(f"this Python was installed without pydoc_data.topics; {ALTERNATIVE}") from error
     by_length = _distinct(topics)
     # By length, for lengths differ: any tenth of the names may hold a hundredth of the text, or a quarter.
     held_out = set(by_length[TEST_EVERY // 2 :: TEST_EVERY])
     train, test = (sorted(names) for names in (set(by_length) - held_out, held_out))
     return Corpus(NAME, train=_joined(topics, train), test=_joined(topics, test))
-
-
-def _embedded() -> Mapping[str, str]:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise DataError(f"this Python was installed without pydoc_data.topics; {ALTERNATIVE}") from error
-    return topics
 
 
 def _distinct(topics: Mapping[str, str]) -> list[str]:
@@ -44,16 +39,12 @@ def _distinct(topics: Mapping[str, str]) -> list[str]:
     """
     kept: dict[str, str] = {}
     for name in sorted(topics, key=lambda name: (-len(topics[name]), name)):
-        plain = _plain(topics[name])
+        # Lines below headings depend on how deep in a topic a section is.
+        plain = _UNDERLINE.sub("", topics[name].strip())
         body = plain.partition("\n")[2].strip()
         if not any(body in longer for longer in kept.values()):
             kept[name] = plain
     return list(kept)
-
-
-def _plain(topic: str) -> str:
-    """Remove the lines below headings, which depend on how deep in a topic a section is."""
-    return _UNDERLINE.sub("", topic.strip())
 
 
 def _joined(topics: Mapping[str, str], names: Sequence[str]) -> Part:

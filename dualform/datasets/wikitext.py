@@ -46,7 +46,14 @@ def load(data: Path | None = None, progress: Progress = no_progress) -> Corpus:
         note = f"trained on the validation split: {TRAIN} was not found"
         return Corpus(NAME, _part(folder, VALIDATION), _part(folder, TEST), words="wikitext", note=note)
     if folder is None:
-        folder = _downloaded(data, progress)
+        folder = places.cache() / NAME
+        try:
+            fetch(MIRRORS, folder / ARCHIVE, SHA256, progress)
+            _unpack(folder / ARCHIVE)
+        except DataError as error:
+            wanted = next(places.roots(data)) / NAME
+            files = places.missing(wanted, [TRAIN, VALIDATION, TEST])
+            raise unavailable(NAME, wanted, files, error, ALTERNATIVE) from error
     return Corpus(NAME, _part(folder, TRAIN), _part(folder, TEST), words="wikitext")
 
 
@@ -58,18 +65,6 @@ def _part(folder: Path, file: str) -> Part:
     return Part(text, tuple((article.start(1), article[2]) for article in _ARTICLE.finditer(text)))
 
 
-def _downloaded(data: Path | None, progress: Progress) -> Path:
-    folder = places.cache() / NAME
-    try:
-        fetch(MIRRORS, folder / ARCHIVE, SHA256, progress)
-        _unpack(folder / ARCHIVE)
-    except DataError as error:
-        wanted = next(places.roots(data)) / NAME
-        files = places.missing(wanted, [TRAIN, VALIDATION, TEST])
-        raise unavailable(NAME, wanted, files, error, ALTERNATIVE) from error
-    return folder
-
-
 def _unpack(path: Path) -> None:
     """Unpack the three files beside the archive, and remove it."""
     try:
@@ -77,16 +72,16 @@ def _unpack(path: Path) -> None:
             # Nothing is found without the test split, so it comes last: otherwise the validation split might be
             # trained on after an interruption.
             for file in (TRAIN, VALIDATION, TEST):
-                _take_out(archive, file, path.parent / file)
+                # By name, whatever folder the archive puts it in: nothing is written elsewhere.
+                members = [name for name in archive.namelist() if PurePosixPath(name).name == file]
+                if len(members) != 1:
+                    raise BadZipFile(f"it holds {len(members)} files {file}, not one")
+                with (
+                    atomic_path(path.parent / file) as temporary,
+                    archive.open(members[0]) as packed,
+                    temporary.open("wb") as unpacked,
+                ):
+                    shutil.copyfileobj(packed, unpacked)
         path.unlink()
     except (BadZipFile, OSError, zlib.error) as error:
         raise DataError(f"cannot unpack {path}: {error}") from error
-
-
-def _take_out(archive: ZipFile, file: str, target: Path) -> None:
-    """Unpack a file by its name, whatever folder the archive puts it in: nothing is written elsewhere."""
-    members = [name for name in archive.namelist() if PurePosixPath(name).name == file]
-    if len(members) != 1:
-        raise BadZipFile(f"it holds {len(members)} files {file}, not one")
-    with atomic_path(target) as temporary, archive.open(members[0]) as packed, temporary.open("wb") as unpacked:
-        shutil.copyfileobj(packed, unpacked)

@@ -112,10 +112,18 @@ def test_whole_files_stay_when_a_later_one_fails(home: Path, monkeypatch: pytest
 
 
 MALFORMED: dict[str, tuple[str, Array, str]] = {
-    "small images": ("train-images-idx3-ubyte", np.zeros((5, 8, 8), np.uint8), "expected images of shape (count, 28, 28)"),
+    "small images": (
+        "train-images-idx3-ubyte",
+        np.zeros((5, 8, 8), np.uint8),
+        "expected images of shape (count, 28, 28)",
+    ),
     "labels as images": ("t10k-images-idx3-ubyte", np.zeros(3, np.uint8), "expected images of shape (count, 28, 28)"),
     "too few labels": ("train-labels-idx1-ubyte", np.zeros(4, np.uint8), "expected one for each of 5 images"),
-    "images as labels": ("t10k-labels-idx1-ubyte", np.zeros((3, 28, 28), np.uint8), "expected one for each of 3 images"),
+    "images as labels": (
+        "t10k-labels-idx1-ubyte",
+        np.zeros((3, 28, 28), np.uint8),
+        "expected one for each of 3 images",
+    ),
     "no such class": ("train-labels-idx1-ubyte", np.full(5, 10, np.uint8), "the label 10; expected labels from 0 to 9"),
 }
 
