@@ -1,9 +1,9 @@
-"""Results as matplotlib figures.
+"""Draw results as matplotlib figures.
 
     figure = plots.total_per_class(case, {"layer-2": totals}, tasks)
     figure.savefig("totals.pdf")
 
-Nothing here opens a run or asks a question.
+Functions take tables and return figures; none of them opens a run or asks a question.
 """
 
 from dualform.plots.accuracy import accuracies

@@ -1,8 +1,8 @@
-"""Accuracies of several tasks under several conditions.
+"""Draw accuracies of several tasks under several conditions.
 
     accuracies({"at the end": {"mnist": 45.1, "fashion-mnist": 85.0}, "second task muted": {...}})
 
-It shows what is forgotten, and what comes back.
+The figure shows what was forgotten, and what muting brings back.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,15 @@ from dualform.plots.style import INK, LABEL, TASK_COLOURS, TICK, style_axes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GROUP = 0.8  # of a condition's place is filled with bars
+_GROUP_WIDTH = 0.8  # of all bars of a condition, where the distance between conditions is 1
 
 
 def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
-    """Test accuracies in per cent, by condition and task, as grouped bars."""
+    """Draw test accuracies as grouped bars.
+
+    Args:
+        groups: accuracies in per cent, by condition and task.
+    """
     tasks = list(dict.fromkeys(task for group in groups.values() for task in group))
     figure, body = figure_with_heading(
         3.2,
@@ -28,7 +32,7 @@ def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
         width=max(6.5, 1.5 + 1.6 * len(groups)),
     )
     axes = body.add_subplot()
-    width = _GROUP / len(tasks)
+    width = _GROUP_WIDTH / len(tasks)
     for number, task in enumerate(tasks):
         places = [place for place, group in enumerate(groups.values()) if task in group]
         heights = [group[task] for group in groups.values() if task in group]

@@ -1,10 +1,10 @@
-"""Attention class by class: each class's highest weights, and the total over all of its slots.
+"""Draw attention by class: the highest weights of each class, and the total over all of its slots.
 
     spotlight["layer-2"].top(500, by=("task", "label"))     # for attention_per_class, one such table a layer
     spotlight["layer-2"].total(by=("task", "label"))        # for total_per_class
 
-Layers are stacked, classes stand side by side: all of the first task, then all of the second. Colours
-tell tasks apart if there are several, else they pick out the predicted and the true class.
+Each layer has a panel, and each class a place in it: all classes of the first task, then those of the second.
+Colours distinguish tasks if there are several; otherwise they highlight the predicted and the true class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANEL, _BELOW, _BELOW_TURNED = 1.5, 0.5, 1.0  # inches: a layer, and the names under the lowest
-_FILLED = 0.86  # of a class's place: the rest is a gap, so that classes do not run into each other
+_PANEL_HEIGHT, _NAMES_HEIGHT, _TURNED_NAMES_HEIGHT = 1.5, 0.5, 1.0  # inches: a layer, and the names below the last
+_CLASS_WIDTH = 0.86  # where the distance between classes is 1
 
 
 def attention_per_class(case: Case, tops: Mapping[str, Table], tasks: Tasks) -> "Figure":
-    """The highest weights of each class in descending order: Figures 4, 6, 11, 14, 17, 20, 23 and 26 of the paper."""
+    """Draw the highest weights of each class in descending order: Figures 4, 6, 11, 14, 17, 20, 23, 26 of the paper.
+
+    Args:
+        case: the test image that the figure is about.
+        tops: by layer, a table of `top(k, by=("task", "label"))` for one query.
+        tasks: class names of all tasks.
+    """
     scores = {layer: _descending(top, tasks) for layer, top in tops.items()}
     most = max(len(ranked) for groups in scores.values() for ranked in groups.values())
     figure, panels = _stacked(
@@ -45,9 +51,14 @@ def attention_per_class(case: Case, tops: Mapping[str, Table], tasks: Tasks) -> 
 
 
 def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "Figure":
-    """Attention summed over each class: Figures 5, 7, 12, 15, 18, 21, 24 and 27 of the paper.
+    """Draw attention summed over each class: Figures 5, 7, 12, 15, 18, 21, 24, 27 of the paper.
 
-    The largest bar of a layer is marked: it is that layer's guess, were its attention a classifier.
+    The largest bar of a layer is marked: it is what the layer would predict, if its attention were a classifier.
+
+    Args:
+        case: the test image that the figure is about.
+        totals: by layer, a table of `total(by=("task", "label"))` for one query.
+        tasks: class names of all tasks.
     """
     heights = {layer: _per_class(table, tasks) for layer, table in totals.items()}
     figure, panels = _stacked(
@@ -60,7 +71,7 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
     )
     for axes, bars in zip(panels, heights.values(), strict=True):
         colours = [_colour(key, case, tasks) for key in tasks.classes()]
-        axes.bar(range(len(bars)), bars, width=_FILLED, color=colours)
+        axes.bar(range(len(bars)), bars, width=_CLASS_WIDTH, color=colours)
         _mark_largest(axes, bars, case, tasks)
     return figure
 
@@ -71,25 +82,25 @@ def _descending(top: Table, tasks: Tasks) -> dict[Key, Array]:
 
 
 def _per_class(totals: Table, tasks: Tasks) -> Array:
-    """(classes,): NaN for a class without slots, whose total is not merely small."""
+    """Return the total of each class, (classes,); NaN for a class without slots."""
     tasks.check_table(totals)
-    found = {(row["task"], row["label"]): row["total"] for row in totals.rows()}
-    return np.array([found.get(key, np.nan) for key in tasks.classes()], dtype=float)
+    by_class = {(row["task"], row["label"]): row["total"] for row in totals.rows()}
+    return np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)
 
 
 def _colour(key: Key, case: Case, tasks: Tasks) -> str:
     if tasks.several:
         return tasks.colour(key[0])
-    stands_out = highlights(case, tasks).get(key)
-    return stands_out.colour if stands_out else REST
+    highlight = highlights(case, tasks).get(key)
+    return highlight.colour if highlight else REST
 
 
 def _stacked(
     title: str, note: str, unit: str, layers: Sequence[str], case: Case, tasks: Tasks
 ) -> tuple["Figure", list["Axes"]]:
-    """A panel a layer, with a place for each class, from 0 on; names of classes under the lowest only."""
-    below = _BELOW_TURNED if tasks.several else _BELOW
-    height = _PANEL * len(layers) + below
+    """Return a figure with a panel for each layer; class n is at x = n, and only the last panel has their names."""
+    below = _TURNED_NAMES_HEIGHT if tasks.several else _NAMES_HEIGHT
+    height = _PANEL_HEIGHT * len(layers) + below
     figure, body = figure_with_heading(height, title, note, case, tasks)
     panels: list[Axes] = list(body.subplots(len(layers), 1, sharex=True, squeeze=False)[:, 0])
     for axes, layer in zip(panels, layers, strict=True):
@@ -99,7 +110,7 @@ def _stacked(
             axes.axvline(first - 0.5, color=REST, linewidth=0.8, linestyle="--")
     panels[-1].set_xlim(-0.6, len(tasks.classes()) - 0.4)
     _name_places(panels[-1], case, tasks)
-    middle = (below + _PANEL * len(layers) / 2) / height  # of the panels, names not counted
+    middle = (below + _PANEL_HEIGHT * len(layers) / 2) / height  # of the panels without the names
     body.supylabel(unit, y=middle, fontsize=LABEL, color=INK)
     return figure, panels
 
@@ -116,8 +127,8 @@ def _draw_hill(axes: "Axes", place: int, ranked: Array, most: int, colour: str) 
     if not len(ranked):
         axes.text(place, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
         return
-    left = place - _FILLED / 2
-    edges = left + _FILLED * np.arange(len(ranked) + 1) / most
+    left = place - _CLASS_WIDTH / 2
+    edges = left + _CLASS_WIDTH * np.arange(len(ranked) + 1) / most
     axes.stairs(ranked, edges, fill=True, color=colour, linewidth=0)
 
 

@@ -1,8 +1,8 @@
-"""Attention beside contribution: what a layer looks at, and what came of it.
+"""Draw attention beside contribution: what a layer attends to, and what that has added to the logit.
 
     figure = contribution_figure(subject, LogitParts(examples, images, totals, initial))
 
-A training example may get high attention and yet add little to the logit, or take something away from it.
+A training example with high attention may add little to the logit, or even decrease it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,27 +35,35 @@ _CAPTION = (
     "Attention: how alike the layer's inputs are, now and when the training image was seen. Contribution: what "
     "learning from it has added to the logit. Both summed over all visits."
 )
-_IMAGES_PER_EXTREME = 3  # images of each kind
-_DOT_AREA, _RING_AREA = 12, 70  # areas, in square points
+_IMAGES_PER_EXTREME = 3
+_DOT_AREA, _RING_AREA = 12, 70  # square points
 
 
 @dataclass(frozen=True)
 class LogitParts:
-    """What the logit of the predicted class is made of: the initial part and the contributions add up to it."""
+    """The parts of the predicted class's logit: the initial part and the contributions add up to it.
 
-    examples: Table  # a training example a row: attention, contribution, and its class
-    images: Array  # (examples, height, width)
-    totals: Table  # of contribution.total(by=...)
+    Attributes:
+        examples: a row for each training example: attention, contribution, and its class.
+        images: image of each example, (examples, height, width).
+        totals: table of `contribution.total(by=...)`.
+        initial: what the initial weights add to the logit.
+    """
+
+    examples: Table
+    images: Array
+    totals: Table
     initial: float
 
     @property
     def logit(self) -> float:
+        """Sum of the initial part and all contributions."""
         return self.initial + float(self.totals["total"].sum())
 
 
 @dataclass(frozen=True)
 class _Extreme:
-    """Training examples at one end of a scale: ringed among the dots, and drawn below them."""
+    """Training examples at one end of a scale: marked among the dots, with their images below."""
 
     sign: str
     words: str
@@ -64,6 +72,7 @@ class _Extreme:
     highest: bool
 
     def rows(self, examples: Table) -> Array:
+        """Return the rows of these examples in the table."""
         order: Array = np.argsort(examples[self.column] * (-1 if self.highest else 1), kind="stable")
         return order[:_IMAGES_PER_EXTREME]
 
@@ -81,7 +90,14 @@ def contribution_figure(
     by: str = "label",
     title: str = "Which training images speak for this prediction, which against?",
 ) -> "Figure":
-    """One input; its training examples by attention and contribution; and how the logit adds up, class by class."""
+    """Draw training examples by attention and contribution, and how the logit adds up, class by class.
+
+    Args:
+        subject: the test image that the figure is about.
+        parts: of the logit of the predicted class.
+        by: column that names the class of an example.
+        title: of the figure.
+    """
     check_one_query(parts.examples)
     check_one_query(parts.totals)
     figure = new_figure(11.4, 6.6)
@@ -122,16 +138,16 @@ def _draw_dots(part: "SubFigure", subject: Subject, examples: Table, by: str) ->
 
 
 def _roles(subject: Subject, labels: Array) -> list[tuple[str, str, Array]]:
-    """In words, colour, and which examples; those that stand out come last, so that they lie on top."""
+    """Return name, colour and examples of each group of classes; highlighted ones come last, to be drawn on top."""
     colours = subject.colours()
     roles = ["predicted", "true"] if len(colours) > 1 else ["predicted and true"]
-    told = zip(roles, colours.items(), strict=True)
-    found = [(f"class {name} ({role})", colour, labels == name) for role, (name, colour) in told]
-    return [("other classes", REST, ~np.isin(labels, list(colours))), *reversed(found)]
+    named = zip(roles, colours.items(), strict=True)
+    highlighted = [(f"class {name} ({role})", colour, labels == name) for role, (name, colour) in named]
+    return [("other classes", REST, ~np.isin(labels, list(colours))), *reversed(highlighted)]
 
 
 def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -> None:
-    """Bars that begin where the one before them ends, down to the logit."""
+    """Draw the parts as bars, each beginning where the one before it ends, down to the logit."""
     set_heading(part, "contributions of each class, adding up to the logit")
     axes = part.add_subplot()
     names = parts.totals[by].tolist()
@@ -150,7 +166,7 @@ def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -
 
 
 def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
-    """Names on the left, amounts on the right as in a bill, the sum in bold below a line."""
+    """Write names on the left, amounts on the right, and the sum in bold below a line."""
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(labelsize=TICK, length=0, labelcolor=INK)
@@ -172,9 +188,9 @@ def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
 def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str, extreme: _Extreme) -> None:
     set_heading(part, f"{extreme.sign} {extreme.words.format(subject.predicted)}")
     rows = extreme.rows(parts.examples)
-    found = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
+    examples = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
     places = part.subplots(1, _IMAGES_PER_EXTREME, squeeze=False)[0]
-    for axes, image, facts in zip(places, parts.images[rows], found.rows(), strict=False):
+    for axes, image, facts in zip(places, parts.images[rows], examples.rows(), strict=False):
         colour = subject.colours().get(facts[by], FAINT)
         draw_image(axes, image, colour)
         axes.set_title(f"class {facts[by]}", fontsize=LABEL, fontweight="bold", color=colour, pad=3)

@@ -1,4 +1,4 @@
-"""Whole test sets at once: how test classes share out their attention among training classes."""
+"""Draw how the test images of each class distribute their attention over the training classes."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,24 +15,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAP = 3.4  # inches
+_MAP_SIZE = 3.4  # inches
 
 
 def attention_matrix(matrices: Mapping[str, Array], tasks: Tasks) -> "Figure":
-    """Each layer's mean share of attention, (test classes, training classes): rows sum to 1."""
+    """Draw the mean share of attention of each pair of classes, a map for each layer.
+
+    Args:
+        matrices: by layer, shares of shape (test classes, training classes); rows sum to 1.
+        tasks: class names of all tasks.
+    """
     for layer, matrix in matrices.items():
         _check_shape(layer, matrix, tasks)
     names = 0.075 * longest_name(tasks)  # inches
     figure, body = figure_with_heading(
-        _MAP + names + (0.85 if tasks.several else 0.7),
+        _MAP_SIZE + names + (0.85 if tasks.several else 0.7),
         "Which training classes do the test images of a class attend to?",
         "Each row is a class of test images and adds up to 100%. A dot marks the largest share of a row.",
-        width=_MAP * len(matrices) + names + 1.6,
+        width=_MAP_SIZE * len(matrices) + names + 1.6,
     )
     panels = body.subplots(1, len(matrices), sharey=True, squeeze=False)[0]
     scale = _scale(matrices)
     for axes, (layer, matrix) in zip(panels, matrices.items(), strict=True):
-        # Not "equal": the layout then forgets what is below a map. The page is made for cells about square.
+        # Not "equal": the layout would then ignore the names below a map. Cells are about square anyway.
         image = axes.imshow(100 * matrix, aspect="auto", interpolation="nearest", **scale)
         _dress_map(axes, matrix, tasks, scale["vmax"])
         axes.set_title(layer, loc="left", fontsize=PANEL, fontweight="bold", color=INK)
@@ -52,7 +57,7 @@ def _check_shape(layer: str, matrix: Array, tasks: Tasks) -> None:
 
 
 def _scale(matrices: Mapping[str, Array]) -> dict[str, Any]:
-    """In per cent; white is nothing, and if there are negative shares they have a colour of their own."""
+    """Return the colour scale, in per cent; white is 0, and negative shares have another colour."""
     lowest = 100 * min(float(matrix.min()) for matrix in matrices.values())
     highest = 100 * max(float(matrix.max()) for matrix in matrices.values())
     if lowest >= 0:

@@ -1,4 +1,4 @@
-"""The spotlight figure: one input, and per layer its top training images and its attention per class."""
+"""Draw the spotlight of one input: for each layer, its top training images and its attention by class."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,19 @@ _CAPTION = (
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer's answers to one query: a row of the spotlight figure."""
+    """One layer's answers to one query: a row of the spotlight figure.
+
+    Attributes:
+        layer: name of the layer.
+        top: table of `top(k, per="id")`.
+        images: training image of each row of `top`, (k, height, width).
+        totals: table of `total(by=...)`.
+    """
 
     layer: str
-    top: Table  # of top(k, per="id")
-    images: Array  # (k, height, width): the training image of each row of `top`
-    totals: Table  # of total(by=...)
+    top: Table
+    images: Array
+    totals: Table
 
 
 def spotlight_figure(
@@ -34,7 +41,14 @@ def spotlight_figure(
     by: str = "label",
     title: str = "Which training images are behind this prediction?",
 ) -> "Figure":
-    """One input, and per layer its top training images and its attention per class."""
+    """Draw one input, and for each layer its top training images and its attention by class.
+
+    Args:
+        subject: the test image that the figure is about.
+        rows: one for each layer.
+        by: column that names the class of an example.
+        title: of the figure.
+    """
     shown = max(len(row.top) for row in rows)
     figure = new_figure(5.4 + 1.02 * shown, 1.1 + 1.7 * len(rows))
     figure.suptitle(title, fontsize=15, fontweight="bold", color=INK)
@@ -63,7 +77,7 @@ def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subje
 
 
 def _facts_below(facts: Mapping[str, Any]) -> str:
-    """Of one visit, or of all visits to the same training image; the step is that of the first."""
+    """Return the caption for one visit, or for all visits to a training image; their step is that of the first."""
     lines = [f"score {caption_number(facts['score'])}"]
     if "visits" in facts:
         lines += [f"{facts['visits']} visits", f"first at step {facts['step']}"]

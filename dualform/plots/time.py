@@ -1,4 +1,4 @@
-"""Where in training the slots with the highest attention lie."""
+"""Draw when in training the slots with the highest attention were seen."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -15,19 +15,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_BARS = 60  # at most
+_MAX_BARS = 60
 _FILL = "#9DB4C0"
-_PAD = 10  # points between title and panel: room for the mark of the median
+_PAD = 10  # points between title and panel: space for the mark of the median
 
 
 def top_in_time(
     case: Case, tops: Mapping[str, Table], steps: int, boundaries: Sequence[int] = (), tasks: Tasks | None = None
 ) -> "Figure":
-    """When the slots of `top(500)` were seen, layer by layer; `boundaries` are the steps at which the task changed."""
+    """Draw a histogram of the training steps of the top slots, layer by layer.
+
+    Args:
+        case: the test image that the figure is about.
+        tops: by layer, a table of `top(500)` for one query.
+        steps: number of training steps.
+        boundaries: steps at which the task changed.
+        tasks: names of the case's classes; by default their labels.
+    """
     for top in tops.values():
         _check_steps(top, steps)
     width = _bar_width(steps)
-    edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be a narrow one
+    edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be narrower
     figure, body = figure_with_heading(
         1.35 * len(tops) + 0.45,
         "When in training were the most attended examples seen?",
@@ -54,7 +62,7 @@ def top_in_time(
 def _check_steps(top: Table, steps: int) -> None:
     check_one_query(top)
     if len(top) and not (top["step"].min() >= 0 and top["step"].max() < steps):
-        raise QueryError(f"there is a slot of step {top['step'].max()}, but steps={steps}: pass the run's steps")
+        raise QueryError(f"the table has step {top['step'].max()}, but steps={steps}: pass the run's number of steps")
 
 
 def _most(tops: Mapping[str, Table]) -> int:
@@ -62,7 +70,7 @@ def _most(tops: Mapping[str, Table]) -> int:
 
 
 def _bar_width(steps: int) -> int:
-    """A round number of steps: 1, 2, 5, 10, 20, 50, ..."""
+    """Return a round number of steps for each bar: 1, 2, 5, 10, 20, 50, ..."""
     width, factors = 1, (2, 5, 10)
     while width * _MAX_BARS < steps:
         power = 10 ** (len(str(width)) - 1)
