@@ -34,7 +34,11 @@ def attention_per_class(case: Case, tops: Mapping[str, Table], tasks: Tasks) -> 
         tops: by layer, a table of `top(k, by=("task", "label"))` for one query.
         tasks: class names of all tasks.
     """
-    scores = {layer: _descending(top, tasks) for layer, top in tops.items()}
+    scores: dict[str, dict[Key, Array]] = {}
+    for layer, top in tops.items():
+        tasks.check_table(top)
+        by_class = {(task, label): top.where(task=task, label=label)["score"] for task, label in tasks.classes()}
+        scores[layer] = {key: np.sort(weights)[::-1] for key, weights in by_class.items()}
     most = max(len(ranked) for groups in scores.values() for ranked in groups.values())
     figure, panels = _stacked(
         "Attention to each training class",
@@ -46,7 +50,11 @@ def attention_per_class(case: Case, tops: Mapping[str, Table], tasks: Tasks) -> 
     )
     for axes, groups in zip(panels, scores.values(), strict=True):
         for place, (key, ranked) in enumerate(groups.items()):
-            _draw_hill(axes, place, ranked, most, _colour(key, case, tasks))
+            if not len(ranked):
+                axes.text(place, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
+                continue
+            edges = place - _CLASS_WIDTH / 2 + _CLASS_WIDTH * np.arange(len(ranked) + 1) / most
+            axes.stairs(ranked, edges, fill=True, color=_colour(key, case, tasks), linewidth=0)
     return figure
 
 
@@ -60,7 +68,6 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
         totals: by layer, a table of `total(by=("task", "label"))` for one query.
         tasks: class names of all tasks.
     """
-    heights = {layer: _per_class(table, tasks) for layer, table in totals.items()}
     figure, panels = _stacked(
         "Total attention to each training class",
         "Each bar is the sum of the attention weights of all visits to the images of a class. ▼ marks the largest.",
@@ -69,23 +76,14 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
         case,
         tasks,
     )
-    for axes, bars in zip(panels, heights.values(), strict=True):
+    for axes, table in zip(panels, totals.values(), strict=True):
+        tasks.check_table(table)
+        by_class = {(row["task"], row["label"]): row["total"] for row in table.rows()}
+        bars = np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)  # NaN: no slots
         colours = [_colour(key, case, tasks) for key in tasks.classes()]
         axes.bar(range(len(bars)), bars, width=_CLASS_WIDTH, color=colours)
         _mark_largest(axes, bars, case, tasks)
     return figure
-
-
-def _descending(top: Table, tasks: Tasks) -> dict[Key, Array]:
-    tasks.check_table(top)
-    return {(task, label): np.sort(top.where(task=task, label=label)["score"])[::-1] for task, label in tasks.classes()}
-
-
-def _per_class(totals: Table, tasks: Tasks) -> Array:
-    """Return the total of each class, (classes,); NaN for a class without slots."""
-    tasks.check_table(totals)
-    by_class = {(row["task"], row["label"]): row["total"] for row in totals.rows()}
-    return np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)
 
 
 def _colour(key: Key, case: Case, tasks: Tasks) -> str:
@@ -109,27 +107,14 @@ def _stacked(
         for first, _ in list(tasks.spans().values())[1:]:
             axes.axvline(first - 0.5, color=REST, linewidth=0.8, linestyle="--")
     panels[-1].set_xlim(-0.6, len(tasks.classes()) - 0.4)
-    _name_places(panels[-1], case, tasks)
+    name_classes_below(panels[-1], case, tasks)
+    if tasks.several:
+        name_tasks(panels[-1].xaxis, tasks, steepness=0.8, words="training classes of {task}")
+    else:
+        panels[-1].set_xlabel("class of the training images", fontsize=LABEL, color=INK, labelpad=8)
     middle = (below + _PANEL_HEIGHT * len(layers) / 2) / height  # of the panels without the names
     body.supylabel(unit, y=middle, fontsize=LABEL, color=INK)
     return figure, panels
-
-
-def _name_places(lowest: "Axes", case: Case, tasks: Tasks) -> None:
-    name_classes_below(lowest, case, tasks)
-    if tasks.several:
-        name_tasks(lowest.xaxis, tasks, steepness=0.8, words="training classes of {task}")
-    else:
-        lowest.set_xlabel("class of the training images", fontsize=LABEL, color=INK, labelpad=8)
-
-
-def _draw_hill(axes: "Axes", place: int, ranked: Array, most: int, colour: str) -> None:
-    if not len(ranked):
-        axes.text(place, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
-        return
-    left = place - _CLASS_WIDTH / 2
-    edges = left + _CLASS_WIDTH * np.arange(len(ranked) + 1) / most
-    axes.stairs(ranked, edges, fill=True, color=colour, linewidth=0)
 
 
 def _mark_largest(axes: "Axes", bars: Array, case: Case, tasks: Tasks) -> None:
@@ -141,16 +126,11 @@ def _mark_largest(axes: "Axes", bars: Array, case: Case, tasks: Tasks) -> None:
         fontsize=SMALL, color=INK,
     )  # fmt: skip
     axes.margins(y=0.16)  # room for the mark
-    key = tasks.classes()[place]
-    words = f"largest: {tasks.full_name(key)}, {_relation(key, case)}"
-    axes.set_title(words, loc="right", fontsize=LABEL, color=INK)
-
-
-def _relation(key: Key, case: Case) -> str:
-    task, label = key
-    own = task == case.task
+    task, label = tasks.classes()[place]
+    relation = "neither predicted nor true"
     if label == case.predicted:
-        return "as predicted" if own else "same output as predicted"
-    if label == case.true:
-        return "the true class" if own else "same output as the true class"
-    return "neither predicted nor true"
+        relation = "as predicted" if task == case.task else "same output as predicted"
+    elif label == case.true:
+        relation = "the true class" if task == case.task else "same output as the true class"
+    words = f"largest: {tasks.full_name((task, label))}, {relation}"
+    axes.set_title(words, loc="right", fontsize=LABEL, color=INK)

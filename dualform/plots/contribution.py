@@ -5,9 +5,8 @@
 A training example with high attention may add little to the logit, or even decrease it.
 """
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,7 +27,6 @@ from dualform.plots.subject import Array, Subject, check_one_query, draw_image, 
 from dualform.table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
 _CAPTION = (
@@ -117,9 +115,14 @@ def _draw_dots(part: "SubFigure", subject: Subject, examples: Table, by: str) ->
     set_heading(part, "every training image is a dot")
     axes = part.add_subplot()
     style_axes(axes)
-    for words, colour, chosen in _roles(subject, examples[by]):
+    labels, colours = examples[by], subject.colours()
+    roles = ["predicted", "true"] if len(colours) > 1 else ["predicted and true"]
+    groups = [("other classes", REST, ~np.isin(labels, list(colours)))]
+    for role, (name, colour) in reversed(list(zip(roles, colours.items(), strict=True))):  # drawn on top of the others
+        groups.append((f"class {name} ({role})", colour, labels == name))
+    for words, colour, rows in groups:
         axes.scatter(
-            examples["attention"][chosen], examples["contribution"][chosen],
+            examples["attention"][rows], examples["contribution"][rows],
             s=_DOT_AREA, color=colour, alpha=0.75, linewidths=0, label=words,
         )  # fmt: skip
     for extreme in _EXTREMES:
@@ -137,15 +140,6 @@ def _draw_dots(part: "SubFigure", subject: Subject, examples: Table, by: str) ->
     )  # fmt: skip
 
 
-def _roles(subject: Subject, labels: Array) -> list[tuple[str, str, Array]]:
-    """Return name, colour and examples of each group of classes; highlighted ones come last, to be drawn on top."""
-    colours = subject.colours()
-    roles = ["predicted", "true"] if len(colours) > 1 else ["predicted and true"]
-    named = zip(roles, colours.items(), strict=True)
-    highlighted = [(f"class {name} ({role})", colour, labels == name) for role, (name, colour) in named]
-    return [("other classes", REST, ~np.isin(labels, list(colours))), *reversed(highlighted)]
-
-
 def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -> None:
     """Draw the parts as bars, each beginning where the one before it ends, down to the logit."""
     set_heading(part, "contributions of each class, adding up to the logit")
@@ -159,16 +153,8 @@ def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -
     axes.barh(range(len(amounts)), amounts, left=starts, height=0.72, color=[FAINT, *colours, INK])
     for row, end in enumerate(ends):
         axes.plot([end, end], [row - 0.36, row + 1.36], color=FAINT, linewidth=0.7)
-    _write_sum(axes, ["initial part", *(f"class {name}" for name in names), "logit"], amounts)
-    for tick, colour in zip(axes.get_yticklabels()[1:-1], colours, strict=True):
-        if colour != REST:
-            tick.set(color=colour, fontweight="bold")
-
-
-def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
-    """Write names on the left, amounts on the right, and the sum in bold below a line."""
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(amounts)), ["initial part", *(f"class {name}" for name in names), "logit"])
+    axes.set_ylim(len(amounts) - 0.5, -0.5)
     axes.tick_params(labelsize=TICK, length=0, labelcolor=INK)
     axes.get_yticklabels()[-1].set_fontweight("bold")
     axes.xaxis.set_major_formatter(lambda value, place: axis_number(value))
@@ -176,13 +162,16 @@ def _write_sum(axes: "Axes", names: Sequence[str], amounts: Array) -> None:
     axes.set_axisbelow(True)
     axes.spines[:].set_visible(False)
     axes.axvline(0, color=REST, linewidth=0.8)
-    axes.axhline(len(names) - 1.5, color=INK, linewidth=0.8, xmax=1.18, clip_on=False)
+    axes.axhline(len(amounts) - 1.5, color=INK, linewidth=0.8, xmax=1.18, clip_on=False)  # above the sum
     for row, value in enumerate(amounts):
         axes.annotate(
             f"{value:+.2f}".replace("-", "−"), (1, row), (44, 0), xycoords=("axes fraction", "data"),
             textcoords="offset points", ha="right", va="center", fontsize=TICK, color=INK,
             fontweight="bold" if row == len(amounts) - 1 else "normal",
         )  # fmt: skip
+    for tick, colour in zip(axes.get_yticklabels()[1:-1], colours, strict=True):
+        if colour != REST:
+            tick.set(color=colour, fontweight="bold")
 
 
 def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str, extreme: _Extreme) -> None:
@@ -194,12 +183,9 @@ def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str
         colour = subject.colours().get(facts[by], FAINT)
         draw_image(axes, image, colour)
         axes.set_title(f"class {facts[by]}", fontsize=LABEL, fontweight="bold", color=colour, pad=3)
-        axes.set_xlabel(_facts_below(facts), fontsize=SMALL, color=INK, labelpad=3)
+        contribution = facts["contribution"]
+        digits = 3 if abs(contribution) >= 1 else 2  # as many as fit below an image
+        words = f"attention {caption_number(facts['attention'])}\ncontribution {contribution:+.{digits}g}"
+        axes.set_xlabel(words.replace("-", "−"), fontsize=SMALL, color=INK, labelpad=3)
     for axes in places[len(rows) :]:
         axes.set_axis_off()
-
-
-def _facts_below(facts: Mapping[str, Any]) -> str:
-    contribution = facts["contribution"]
-    digits = 3 if abs(contribution) >= 1 else 2  # as many as there is room for below an image
-    return f"attention {caption_number(facts['attention'])}\ncontribution {contribution:+.{digits}g}".replace("-", "−")

@@ -12,7 +12,6 @@ from dualform.plots.style import FAINT, INK, SMALL, TICK, TITLE, WIDTH, make_pil
 from dualform.plots.subject import Case, Highlight, Tasks, draw_image, highlights
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
 _MARGIN, _IMAGE, _LINE = 0.12, 0.8, 0.29  # inches
@@ -43,17 +42,15 @@ def figure_with_heading(
     if case is not None:
         box = (_MARGIN / width, _MARGIN / 2 / head_height, _IMAGE / width, _IMAGE / head_height)
         draw_image(head.add_axes(box), case.image, INK)
-        _say_what_became_of_it(page, (left, _MARGIN + _LINE), case, tasks or _numbered(case))
+        words = f"test image {case.index:,} of {case.task}"
+        text = page.text(left, _MARGIN + _LINE, words, fontsize=TICK, color=INK, va="top")
+        labels = range(max(case.true, case.predicted) + 1)
+        for words, highlight in describe_classes(case, tasks or Tasks({case.task: [str(label) for label in labels]})):
+            text = page.annotate(
+                words, (1, 0), (10, 0), xycoords=text, textcoords="offset points", va="bottom", fontsize=TICK
+            )
+            make_pill(text, highlight.colour, highlight.solid)
     return figure, body
-
-
-def _say_what_became_of_it(page: "Axes", place: tuple[float, float], case: Case, tasks: Tasks) -> None:
-    before = page.text(*place, f"test image {case.index:,} of {case.task}", fontsize=TICK, color=INK, va="top")
-    for words, mark in describe_classes(case, tasks):
-        before = page.annotate(
-            words, (1, 0), (10, 0), xycoords=before, textcoords="offset points", va="bottom", fontsize=TICK
-        )
-        make_pill(before, mark.colour, mark.solid)
 
 
 def describe_classes(case: Case, tasks: Tasks) -> list[tuple[str, Highlight]]:
@@ -64,8 +61,3 @@ def describe_classes(case: Case, tasks: Tasks) -> list[tuple[str, Highlight]]:
     own = [(f"{role}: {tasks.name(key)}", by_class[key]) for role, key in keys.items()]
     others = [(key, highlight) for key, highlight in by_class.items() if not highlight.solid]
     return own + [(f"same output: {tasks.full_name(key)}", highlight) for key, highlight in others]
-
-
-def _numbered(case: Case) -> Tasks:
-    """Labels for names, where a figure needs no others."""
-    return Tasks({case.task: [str(label) for label in range(max(case.true, case.predicted) + 1)]})

@@ -4,13 +4,13 @@ A network is trained on each image many times, and each visit is a slot of its o
 that an image may appear several times; summed over all visits, it appears once.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dualform.plots.heading import describe_classes, figure_with_heading
 from dualform.plots.style import FAINT, INK, LABEL, PALE, PANEL, SMALL, caption_number, make_pill
-from dualform.plots.subject import Array, Case, Key, Tasks, draw_image, highlights
+from dualform.plots.subject import Array, Case, Tasks, draw_image, highlights
 from dualform.table import Table
 
 if TYPE_CHECKING:
@@ -66,23 +66,19 @@ def top_images(case: Case, rows: Sequence[TopImages], tasks: Tasks) -> "Figure":
     sums = _part(right, "summed over all visits", len(rows), counts[1])
     right.set_facecolor(PALE)
     for row, single, summed in zip(rows, singles, sums, strict=True):
-        _name_layer(single[0], row.layer)
-        _draw_images(single, row.visits, row.visit_images, _Caption(case, tasks, _visit))
-        _draw_images(summed, row.images, row.image_images, _Caption(case, tasks, _image))
+        name = single[0].annotate(
+            row.layer, (0, 0.5), (-14, 0), xycoords="axes fraction", textcoords="offset points",
+            ha="center", va="center", rotation=90, fontsize=PANEL, fontweight="bold", color=INK,
+        )  # fmt: skip
+        name.set_in_layout(False)  # otherwise these images would be smaller than the summed ones, and not aligned
+        _draw_images(single, row.visits, row.visit_images, case, tasks)
+        _draw_images(summed, row.images, row.image_images, case, tasks)
     return figure
 
 
 def _part(part: "SubFigure", title: str, rows: int, columns: int) -> Any:
     part.suptitle(title, fontsize=PANEL, fontweight="bold", color=INK)
     return part.subplots(rows, columns, squeeze=False)
-
-
-def _name_layer(first: "Axes", layer: str) -> None:
-    name = first.annotate(
-        layer, (0, 0.5), (-14, 0), xycoords="axes fraction", textcoords="offset points",
-        ha="center", va="center", rotation=90, fontsize=PANEL, fontweight="bold", color=INK,
-    )  # fmt: skip
-    name.set_in_layout(False)  # otherwise these images would be smaller than the summed ones, and not aligned
 
 
 def _draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
@@ -103,40 +99,22 @@ def _draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
         below -= 1.3 * LABEL * (lines.count("\n") + 1) + 9
 
 
-def _visit(facts: Mapping[str, Any]) -> str:
-    return f"step {facts['step']:,}\nweight {caption_number(facts['score'])}"
-
-
-def _image(facts: Mapping[str, Any]) -> str:
-    visits = "1 visit" if facts["visits"] == 1 else f"{facts['visits']:,} visits"
-    return f"{visits}\nsum {caption_number(facts['score'])}"
-
-
-@dataclass(frozen=True)
-class _Caption:
-    """Writes class and facts below an image, in the colour of the class."""
-
-    case: Case
-    tasks: Tasks
-    facts: Callable[[Mapping[str, Any]], str]
-
-    def write(self, axes: "Axes", row: Mapping[str, Any]) -> None:
-        key = (row["task"], row["label"])
-        axes.annotate(
-            self.tasks.name(key), (0.5, 0), (0, -3), xycoords="axes fraction", textcoords="offset points",
-            ha="center", va="top", fontsize=LABEL, fontweight="bold", color=self.colour(key),
-        )  # fmt: skip
-        task = f"{row['task']}\n" if self.tasks.several else ""
-        axes.set_xlabel(task + self.facts(row), fontsize=SMALL, color=INK, labelpad=LABEL + 5)
-
-    def colour(self, key: Key) -> str:
-        highlight = highlights(self.case, self.tasks).get(key)
-        return highlight.colour if highlight else FAINT
-
-
-def _draw_images(places: Sequence["Axes"], table: Table, images: Array, caption: _Caption) -> None:
+def _draw_images(places: Sequence["Axes"], table: Table, images: Array, case: Case, tasks: Tasks) -> None:
+    highlighted = highlights(case, tasks)
     for axes, image, row in zip(places, images, table.rows(), strict=False):
-        draw_image(axes, image, caption.colour((row["task"], row["label"])))
-        caption.write(axes, row)
+        key = (row["task"], row["label"])
+        colour = highlighted[key].colour if key in highlighted else FAINT
+        draw_image(axes, image, colour)
+        axes.annotate(
+            tasks.name(key), (0.5, 0), (0, -3), xycoords="axes fraction", textcoords="offset points",
+            ha="center", va="top", fontsize=LABEL, fontweight="bold", color=colour,
+        )  # fmt: skip
+        if "visits" in row:
+            visits = "1 visit" if row["visits"] == 1 else f"{row['visits']:,} visits"
+            facts = f"{visits}\nsum {caption_number(row['score'])}"
+        else:
+            facts = f"step {row['step']:,}\nweight {caption_number(row['score'])}"
+        task = f"{row['task']}\n" if tasks.several else ""
+        axes.set_xlabel(task + facts, fontsize=SMALL, color=INK, labelpad=LABEL + 5)
     for axes in places[len(table) :]:
         axes.set_axis_off()

@@ -25,8 +25,10 @@ def attention_matrix(matrices: Mapping[str, Array], tasks: Tasks) -> "Figure":
         matrices: by layer, shares of shape (test classes, training classes); rows sum to 1.
         tasks: class names of all tasks.
     """
+    shape = (len(tasks.classes()), len(tasks.classes()))
     for layer, matrix in matrices.items():
-        _check_shape(layer, matrix, tasks)
+        if matrix.shape != shape:
+            raise QueryError(f"the matrix of {layer} has shape {matrix.shape}; {shape[0]} classes need {shape}")
     names = 0.075 * longest_name(tasks)  # inches
     figure, body = figure_with_heading(
         _MAP_SIZE + names + (0.85 if tasks.several else 0.7),
@@ -39,21 +41,18 @@ def attention_matrix(matrices: Mapping[str, Array], tasks: Tasks) -> "Figure":
     for axes, (layer, matrix) in zip(panels, matrices.items(), strict=True):
         # Not "equal": the layout would then ignore the names below a map. Cells are about square anyway.
         image = axes.imshow(100 * matrix, aspect="auto", interpolation="nearest", **scale)
-        _dress_map(axes, matrix, tasks, scale["vmax"])
+        _style_map(axes, matrix, tasks, scale["vmax"])
         axes.set_title(layer, loc="left", fontsize=PANEL, fontweight="bold", color=INK)
     panels[0].set_ylabel("class of the test images", fontsize=LABEL, color=INK)
     write_classes(panels[0].yaxis, tasks)
     name_tasks(panels[0].yaxis, tasks, steepness=1)
     for text in panels[0].get_yticklabels(minor=True):
         text.set(rotation=90, va="center")
-    _explain_colours(body.colorbar(image, ax=panels, shrink=0.7, pad=0.01))
+    bar = body.colorbar(image, ax=panels, shrink=0.7, pad=0.01)
+    bar.set_label("mean share of attention (%)", fontsize=LABEL, color=INK)
+    bar.ax.tick_params(labelsize=SMALL, length=0, labelcolor=INK)
+    bar.outline.set(edgecolor=FAINT, linewidth=0.6)
     return figure
-
-
-def _check_shape(layer: str, matrix: Array, tasks: Tasks) -> None:
-    classes = len(tasks.classes())
-    if matrix.shape != (classes, classes):
-        raise QueryError(f"the matrix of {layer} has shape {matrix.shape}; {classes} classes need {classes, classes}")
 
 
 def _scale(matrices: Mapping[str, Array]) -> dict[str, Any]:
@@ -66,7 +65,7 @@ def _scale(matrices: Mapping[str, Array]) -> dict[str, Any]:
     return {"cmap": "PuOr", "vmin": -limit, "vmax": limit}
 
 
-def _dress_map(axes: "Axes", matrix: Array, tasks: Tasks, limit: float) -> None:
+def _style_map(axes: "Axes", matrix: Array, tasks: Tasks, limit: float) -> None:
     write_classes(axes.xaxis, tasks)
     for (task, _), text in zip(tasks.classes(), axes.get_xticklabels(), strict=True):
         text.set_rotation(90 if has_words(tasks.names[task]) else 0)
@@ -80,9 +79,3 @@ def _dress_map(axes: "Axes", matrix: Array, tasks: Tasks, limit: float) -> None:
     largest = np.argmax(matrix, axis=1)  # (tests,)
     dark = 100 * np.abs(matrix[np.arange(len(matrix)), largest]) > limit / 2
     axes.scatter(largest, range(len(matrix)), s=7, c=np.where(dark, "white", INK), linewidths=0)
-
-
-def _explain_colours(bar: Any) -> None:
-    bar.set_label("mean share of attention (%)", fontsize=LABEL, color=INK)
-    bar.ax.tick_params(labelsize=SMALL, length=0, labelcolor=INK)
-    bar.outline.set(edgecolor=FAINT, linewidth=0.6)

@@ -1,8 +1,8 @@
 """Draw the spotlight of one input: for each layer, its top training images and its attention by class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dualform.plots.style import FAINT, INK, REST, caption_number, new_figure, style_axes
 from dualform.plots.subject import Array, Subject, draw_image, draw_subject, set_heading
@@ -61,7 +61,14 @@ def spotlight_figure(
     for row, axes, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
         _draw_row(axes, row, by, subject)
         style_axes(bars)
-        _draw_bars(bars, row.totals, by, subject.colours())
+        classes, colours = row.totals[by].tolist(), subject.colours()
+        bars.bar(
+            range(len(classes)), row.totals["total"], width=0.78, color=[colours.get(name, REST) for name in classes]
+        )
+        bars.set_xticks(range(len(classes)), [str(name) for name in classes])
+        for name, tick in zip(classes, bars.get_xticklabels(), strict=True):
+            if name in colours:
+                tick.set(color=colours[name], fontweight="bold")
     return figure
 
 
@@ -71,25 +78,9 @@ def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subje
         colour = subject.colours().get(facts[by], FAINT)
         draw_image(axes, image, colour)
         axes.set_title(f"{by} {facts[by]}", fontsize=9, fontweight="bold", color=colour, pad=3)
-        axes.set_xlabel(_facts_below(facts), fontsize=7.5, color=INK, labelpad=2)
+        # The step of several visits is that of the first.
+        visits = f"{facts['visits']} visits\nfirst at " if "visits" in facts else ""
+        words = f"score {caption_number(facts['score'])}\n{visits}step {facts['step']}"
+        axes.set_xlabel(words, fontsize=7.5, color=INK, labelpad=2)
     for axes in pictures[len(row.top) :]:
         axes.set_axis_off()
-
-
-def _facts_below(facts: Mapping[str, Any]) -> str:
-    """Return the caption for one visit, or for all visits to a training image; their step is that of the first."""
-    lines = [f"score {caption_number(facts['score'])}"]
-    if "visits" in facts:
-        lines += [f"{facts['visits']} visits", f"first at step {facts['step']}"]
-    else:
-        lines.append(f"step {facts['step']}")
-    return "\n".join(lines)
-
-
-def _draw_bars(axes: "Axes", totals: Table, by: str, colours: Mapping[Any, str]) -> None:
-    classes = totals[by].tolist()
-    axes.bar(range(len(classes)), totals["total"], width=0.78, color=[colours.get(name, REST) for name in classes])
-    axes.set_xticks(range(len(classes)), [str(name) for name in classes])
-    for name, tick in zip(classes, axes.get_xticklabels(), strict=True):
-        if name in colours:
-            tick.set(color=colours[name], fontweight="bold")

@@ -33,13 +33,17 @@ def top_in_time(
         tasks: names of the case's classes; by default their labels.
     """
     for top in tops.values():
-        _check_steps(top, steps)
+        check_one_query(top)
+        if len(top) and not (top["step"].min() >= 0 and top["step"].max() < steps):
+            raise QueryError(
+                f"the table has step {top['step'].max()}, but steps={steps}: pass the run's number of steps"
+            )
     width = _bar_width(steps)
     edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be narrower
     figure, body = figure_with_heading(
         1.35 * len(tops) + 0.45,
         "When in training were the most attended examples seen?",
-        f"Of the {_most(tops):,} visits with the highest attention. ▼ marks the median. "
+        f"Of the {max(map(len, tops.values())):,} visits with the highest attention. ▼ marks the median. "
         "Dotted: visits spread evenly over training.",
         case,
         tasks,
@@ -51,22 +55,16 @@ def top_in_time(
         _draw_histogram(axes, top["step"], edges)
         for boundary in boundaries:
             axes.axvline(boundary, color=TRUE, linewidth=1.2, linestyle="--")
-    _name_boundaries(panels[0], boundaries)
+    for boundary in boundaries:
+        panels[0].annotate(
+            "task changes", (boundary, 1), (0, 12), xycoords=("data", "axes fraction"), textcoords="offset points",
+            ha="center", va="bottom", fontsize=SMALL, color=TRUE,
+        )  # fmt: skip
     panels[-1].set_xlim(0, steps)
     panels[-1].xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
     body.supxlabel("training step", fontsize=LABEL, color=INK)
     body.supylabel(f"visits per {width:,} step{'s' if width > 1 else ''}", fontsize=LABEL, color=INK)
     return figure
-
-
-def _check_steps(top: Table, steps: int) -> None:
-    check_one_query(top)
-    if len(top) and not (top["step"].min() >= 0 and top["step"].max() < steps):
-        raise QueryError(f"the table has step {top['step'].max()}, but steps={steps}: pass the run's number of steps")
-
-
-def _most(tops: Mapping[str, Table]) -> int:
-    return max(len(top) for top in tops.values())
 
 
 def _bar_width(steps: int) -> int:
@@ -92,11 +90,3 @@ def _draw_histogram(axes: "Axes", steps: Array, edges: Array) -> None:
     )  # fmt: skip
     axes.axvline(median, color=INK, linewidth=1)
     axes.set_title(f"median: step {median:,.0f}", loc="right", pad=_PAD, fontsize=LABEL, color=INK)
-
-
-def _name_boundaries(axes: "Axes", boundaries: Sequence[int]) -> None:
-    for boundary in boundaries:
-        axes.annotate(
-            "task changes", (boundary, 1), (0, 12), xycoords=("data", "axes fraction"), textcoords="offset points",
-            ha="center", va="bottom", fontsize=SMALL, color=TRUE,
-        )  # fmt: skip
