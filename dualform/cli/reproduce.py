@@ -163,6 +163,6 @@ def _tell(out: "Console", outcome: "Outcome", as_json: bool) -> None:
             out.print(section.text)
         if section.columns:
             out.print(terminal.grid(section.columns, section.rows))
-        for one in section.excerpts:
-            out.print(terminal.passages(out, one.found, one.title))
+        for part in section.excerpts:
+            out.print(terminal.passages(out, part.passages, part.title))
     out.print(f"\nAll of this, and more, is in {outcome.out / 'index.html'}")

@@ -1,8 +1,8 @@
-"""The paper's figures for one network: each chosen test input, seen by every layer.
+"""Draw the paper's figures for one network.
 
-For each input four figures: the highest attention weights of every class, the total per class, the top
-training images (as single visits and summed over visits), and where in training time the top slots lie.
-Every one is written as PNG and as PDF.
+For each selected test input there are four figures: the highest attention weights of every class, the total by
+class, the top training images (as single visits and summed over visits), and when in training the top slots were
+seen. Each is saved as PNG and as PDF.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ _QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
 
 @dataclass(frozen=True)
 class SavedFigure:
-    """A figure on the disk, with what to say below it."""
+    """A figure on the disk, with its caption."""
 
     file: Path  # the PNG, relative to the directory of results; the PDF is beside it
     caption: str
@@ -40,20 +40,20 @@ class SavedFigure:
 
 @dataclass(frozen=True)
 class AttentionTables:
-    """What the memory says of one input: question -> layer -> table."""
+    """Answers about the attention of one input."""
 
     case: SelectedInput
-    tables: dict[str, dict[str, dualform.Table]]
+    tables: dict[str, dict[str, dualform.Table]]  # question -> layer -> table
 
 
 def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput]) -> list[AttentionTables]:
-    """All questions about all cases, each layer read once."""
-    found = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
+    """Ask all questions about all cases, reading each layer once."""
+    answers = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
     return [
         AttentionTables(
             case,
             {
-                question: {layer: tables[number].where(query=row) for layer, tables in found.items()}
+                question: {layer: tables[number].where(query=row) for layer, tables in answers.items()}
                 for number, question in enumerate(_QUESTIONS)
             },
         )
@@ -62,7 +62,14 @@ def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput
 
 
 def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[SavedFigure]:
-    """Write the figures of one case into `out/figures`; `ends` are the steps at which phases of training end."""
+    """Draw the figures of one case.
+
+    Args:
+        answers: about the case.
+        tasks: of the experiment.
+        ends: steps at which phases of training end.
+        out: directory of results; the figures go into `out/figures`.
+    """
     case, tables = answers.case, answers.tables
     shown, names = _shown(case), plots.Tasks({task.name: task.class_names for task in tasks})
     figures = {
@@ -75,7 +82,7 @@ def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], o
 
 
 def save(figure: Any, out: Path, name: str, caption: str) -> SavedFigure:
-    """As PNG to look at and as PDF to print."""
+    """Save a figure as PNG and as PDF."""
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     for suffix in ("png", "pdf"):
         figure.savefig(out / FIGURES / f"{name}.{suffix}")
@@ -112,6 +119,6 @@ def _top_images(tables: dict[str, dict[str, dualform.Table]], tasks: Sequence[Ta
 
 
 def _pictures(raw: Tensor, task: Task) -> NDArray[Any]:
-    """Pixels as images: (..., height, width)"""
-    found: NDArray[Any] = raw.reshape(*raw.shape[:-1], *task.image_shape).numpy()
-    return found
+    """Return pixels as images, (..., height, width)."""
+    images: NDArray[Any] = raw.reshape(*raw.shape[:-1], *task.image_shape).numpy()
+    return images

@@ -1,4 +1,4 @@
-"""What is to be done: the paper's image experiments, and what a user may choose about them."""
+"""The paper's image experiments, and what a user may choose."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ DATASETS = {  # the first task, and the second where there is one
 
 @dataclass(frozen=True)
 class ImageExperiment:
-    """What the paper did: on how many tasks, together or one after the other, and which inputs it shows."""
+    """An experiment of the paper: on how many tasks, together or one after the other, and which inputs it shows."""
 
     name: str
     title: str
@@ -51,7 +51,7 @@ IMAGE_EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """What a user may choose."""
+    """What a user may choose about an image experiment."""
 
     dataset: str = "mnist"
     data: Path | None = None  # where the data are, if not in one of the usual places
@@ -63,7 +63,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class ImagePlan:
-    """An experiment with everything it needs."""
+    """An experiment with its data, hyperparameters and phases of training."""
 
     experiment: ImageExperiment
     options: ImageOptions
@@ -73,7 +73,7 @@ class ImagePlan:
 
     @property
     def widths(self) -> list[int]:
-        """Of the network: its input, then each layer's output."""
+        """Widths of the network: of its input, then of each layer's output."""
         linear = [module for module in self.hparams.network() if isinstance(module, nn.Linear)]
         return [linear[0].in_features, *(module.out_features for module in linear)]
 
@@ -84,17 +84,17 @@ class ImagePlan:
 
 
 def names_of_tasks(experiment: ImageExperiment, dataset: str) -> tuple[str, ...]:
-    """The image sets an experiment is run on."""
+    """Return the names of the image sets that an experiment needs."""
     if dataset not in DATASETS:
         raise UnknownName("data set", dataset, DATASETS)
     return DATASETS[dataset][: experiment.tasks]
 
 
 def make_plan(experiment: ImageExperiment, options: ImageOptions, tasks: list[Task]) -> ImagePlan:
-    """The paper's hyperparameters, or for small images smaller ones."""
+    """Plan an experiment with the paper's hyperparameters, or for small images with smaller ones."""
     small = tasks[0].train.images.shape[1] < 784
-    usual = experiment.small_steps if small else experiment.steps
-    together = len(usual) < len(tasks)
+    default_steps = experiment.small_steps if small else experiment.steps
+    together = len(default_steps) < len(tasks)
     groups = [tuple(tasks)] if together else [(task,) for task in tasks]
-    phases = [Phase(group, options.steps or steps) for group, steps in zip(groups, usual, strict=True)]
+    phases = [Phase(group, options.steps or steps) for group, steps in zip(groups, default_steps, strict=True)]
     return ImagePlan(experiment, options, tasks, SMALL if small else PAPER, phases)

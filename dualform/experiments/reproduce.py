@@ -1,10 +1,10 @@
-"""The image experiments of the paper, from data to a page of results.
+"""Reproduce the paper's image experiments, from data to a page of results.
 
     outcome = reproduce(IMAGE_EXPERIMENTS["single"], ImageOptions(dataset="digits"), Path("results/single"))
     outcome.document["accuracy"]
 
-Each network is trained, recorded, certified and asked; figures are made of the first one. A run takes
-gigabytes, so it is deleted as soon as it has answered unless it is to be kept.
+Each network is trained, recorded, certified and asked; figures are drawn of the first one. A run takes
+gigabytes, so it is deleted after its questions are answered, unless the user wants to keep it.
 """
 
 from collections.abc import Iterator
@@ -39,11 +39,18 @@ from dualform.experiments.training import TrainedClassifier, predictions, save_t
 
 
 def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, stage: Stage = silent_stage) -> Outcome:
-    """Train, record, certify, ask, draw; write the results into `out`, anew after each network."""
+    """Train, record, certify, ask and draw; results are written after each network.
+
+    Args:
+        experiment: one of IMAGE_EXPERIMENTS.
+        options: what the user has chosen.
+        out: directory for the results.
+        stage: shows the progress of each stage.
+    """
     plots.require_matplotlib()
     names = names_of_tasks(experiment, options.dataset)
     plan = make_plan(experiment, options, tasks([_load(name, options.data, stage) for name in names]))
-    # A wrong number is to be known before the training, not after it: any predictions will do for that.
+    # Raises for a wrong number now, not after the training: any predictions will do for that.
     select_named(options.index, plan.tasks, [task.test.labels for task in plan.tasks])
     out.mkdir(parents=True, exist_ok=True)
     networks, illustrations = [], Illustrations([])
@@ -66,7 +73,7 @@ def _load(name: str, data: Path | None, stage: Stage) -> ImageSet:
 
 @contextmanager
 def _place(out: Path, seed: int, keep: bool) -> Iterator[Path]:
-    """Where a run is recorded: to stay, or to be deleted once it has answered."""
+    """Yield the path for a run, which is kept or deleted at the end."""
     if keep:
         yield out / RUNS / f"seed-{seed}"
         return
@@ -75,7 +82,7 @@ def _place(out: Path, seed: int, keep: bool) -> Iterator[Path]:
 
 
 def _numbered(stage: Stage, seed: int, seeds: int) -> Stage:
-    """Stages that say which network they are about."""
+    """Return stages whose descriptions say which network they are about."""
     prefix = f"network {seed + 1} of {seeds}: " if seeds > 1 else ""
     return lambda what, steps: stage(prefix + what, steps)
 
@@ -91,46 +98,49 @@ def _train(plan: ImagePlan, seed: int, path: Path, stage: Stage) -> tuple[Traine
 def _question(
     plan: ImagePlan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage
 ) -> NetworkResults:
-    """The certificate, and what the paper measures on whole test sets."""
+    """Certify a network, and measure on whole test sets what the paper measures."""
     name, model = plan.experiment.name, trained.model
     began = perf_counter()
     with stage("verifying", 1):
         certificate = memory.verify()
     verified = perf_counter()
     with stage("asking about the test set", 1):
-        found = table1.measure(memory, model, plan.tasks[0]) if name == "single" else None
+        table = table1.measure(memory, model, plan.tasks[0]) if name == "single" else None
         views = continual.accuracies(memory, model, plan.tasks, plan.ends[0]) if name == "continual" else None
     seconds = {"training": trained.seconds, "verifying": verified - began, "asking": perf_counter() - verified}
-    return NetworkResults(seed, trained.accuracies, certificate, seconds, found, views)
+    return NetworkResults(seed, trained.accuracies, certificate, seconds, table, views)
 
 
 def _draw(
     plan: ImagePlan, memory: dualform.Memory, model: nn.Module, network: NetworkResults, out: Path
 ) -> Illustrations:
-    """Figures of the paper's cases, or of those asked for; and of both tasks where one was forgotten."""
-    on, asked = plan.tasks, plan.options.index
-    said = [predictions(model, task.test.images) for task in on]
-    cases = select_named(asked, on, said) if asked else select_paper_cases(plan.experiment.cases, on, said)
-    illustrations = Illustrations([
-        CaseFigures(answers.case, figures.draw(answers, on, plan.ends, out))
+    """Draw the paper's cases, or those that the user names; and both tasks if one was forgotten."""
+    tasks, index = plan.tasks, plan.options.index
+    predicted = [predictions(model, task.test.images) for task in tasks]
+    if index:
+        cases = select_named(index, tasks, predicted)
+    else:
+        cases = select_paper_cases(plan.experiment.cases, tasks, predicted)
+    drawn = [
+        CaseFigures(answers.case, figures.draw(answers, tasks, plan.ends, out))
         for answers in figures.ask(memory, model, cases)
-    ])  # fmt: skip
+    ]
     if network.views is None:
-        return illustrations
-    mistaken = [case for case in cases if case.task is on[0] and case.true != case.predicted]
-    matrices = continual.attention_matrices(memory, model, on)
-    shown = {
-        "accuracies": plots.accuracies({VIEWS[view]: found for view, found in network.views.items()}),
-        "matrix": plots.attention_matrix(matrices, plots.Tasks({task.name: task.class_names for task in on})),
+        return Illustrations(drawn)
+    mistaken = [case for case in cases if case.task is tasks[0] and case.true != case.predicted]
+    matrices = continual.attention_matrices(memory, model, tasks)
+    general = {
+        "accuracies": plots.accuracies({VIEWS[view]: by_task for view, by_task in network.views.items()}),
+        "matrix": plots.attention_matrix(matrices, plots.Tasks({task.name: task.class_names for task in tasks})),
     }
     return Illustrations(
-        illustrations.cases,
-        [figures.save(figure, out, name, CAPTIONS[name]) for name, figure in shown.items()],
-        [continual.predict_muted(memory, model, case, on[1]) for case in mistaken],
+        drawn,
+        [figures.save(figure, out, name, CAPTIONS[name]) for name, figure in general.items()],
+        [continual.predict_muted(memory, model, case, tasks[1]) for case in mistaken],
         {layer: matrix.tolist() for layer, matrix in matrices.items()},
     )
 
 
-def _written(out: Path, findings: ImageResults) -> Outcome:
-    found = document(findings)
-    return write(out, findings.title, found, sections(findings, found))
+def _written(out: Path, results: ImageResults) -> Outcome:
+    content = document(results)
+    return write(out, results.title, content, sections(results, content))

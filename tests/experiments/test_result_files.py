@@ -46,7 +46,7 @@ def test_anything_else_is_never_touched(tmp_path: Path, content: str | None) -> 
     (tmp_path / "thesis.tex").touch()
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    with pytest.raises(RunExists, match="not with results"):
+    with pytest.raises(RunExists, match="other files than results"):
         prepare_directory(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").exists()
 

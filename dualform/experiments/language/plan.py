@@ -1,4 +1,4 @@
-"""What is to be done: a language model of characters or of words, on which text, and the paper's queries to it."""
+"""The paper's language models and prompts, and what a user may choose."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,16 +10,16 @@ EMBEDDED = "topics"  # needs no download
 
 @dataclass(frozen=True)
 class PromptQuery:
-    """A prompt; if it is the paper's, the table it is in and what was found there."""
+    """A prompt, whose last token is the query."""
 
     prompt: str
-    table: str = ""
-    found: tuple[str, ...] = ()  # words of the paper's three passages
+    table: str = ""  # of the paper, if the prompt is from there
+    paper_passages: tuple[str, ...] = ()  # words of the three passages in that table
 
 
 @dataclass(frozen=True)
 class LanguageExperiment:
-    """A language model: what its tokens are, and how it is trained on which text."""
+    """A language model: its tokens, how it is trained on which text, and prompts."""
 
     name: str
     title: str
@@ -97,7 +97,7 @@ LANGUAGE_EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class LanguageOptions:
-    """What a user may choose."""
+    """What a user may choose about a language model."""
 
     dataset: str = EMBEDDED
     data: Path | None = None  # where the data are, if not in one of the usual places
@@ -111,7 +111,7 @@ class LanguageOptions:
 
 
 def hyperparameters_for(experiment: LanguageExperiment, options: LanguageOptions) -> LanguageHyperparameters:
-    """How to train: as is usual for the text, but for what the user chose."""
+    """Return the text's default hyperparameters, with those that the user has chosen."""
     dataset = options.dataset if options.text is None and options.dataset in experiment.hparams else EMBEDDED
     hparams = experiment.hparams[dataset]
     return replace(hparams, hidden=options.hidden or hparams.hidden, steps=options.steps or hparams.steps)

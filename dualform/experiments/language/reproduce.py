@@ -1,9 +1,9 @@
-"""The language models of the paper, from a text to passages behind prompts.
+"""Reproduce the paper's language models, from a text to passages behind prompts.
 
     outcome = reproduce(LANGUAGE_EXPERIMENTS["charlm"], LanguageOptions(), Path("results/charlm"))
     outcome.document["quality"]
 
-The run stays, with the model and the text, so that more prompts can be asked of it later.
+The run is kept, with the model and the text, so that more prompts can be asked later.
 """
 
 from dataclasses import replace
@@ -24,7 +24,7 @@ from dualform.experiments.outcome import Outcome, Stage, per_cent, silent_stage,
 from dualform.experiments.result_files import RUNS
 from dualform.text import Text
 
-_MAX_KEY_BYTES = 4 << 30  # bytes for the keys of every visit, beyond which they are summed up
+_MAX_KEY_BYTES = 4 << 30  # of the keys of every visit; larger ones are summed up
 
 _TOKENS = {"characters": tokens.characters, "words": tokens.words}
 
@@ -32,7 +32,14 @@ _TOKENS = {"characters": tokens.characters, "words": tokens.words}
 def reproduce(
     experiment: LanguageExperiment, options: LanguageOptions, out: Path, stage: Stage = silent_stage
 ) -> Outcome:
-    """Train, record, ask; write the results into `out`, and leave the run beside them."""
+    """Train, record and ask; write the results, and keep the run beside them.
+
+    Args:
+        experiment: one of LANGUAGE_EXPERIMENTS.
+        options: what the user has chosen.
+        out: directory for the results.
+        stage: shows the progress of each stage.
+    """
     corpus = _load(options, stage)
     text, test = _TOKENS[experiment.level](corpus)
     hparams = hyperparameters_for(experiment, options)
@@ -55,12 +62,12 @@ def reproduce(
     with stage("certifying", 1):
         certificate = memory.verify() if kept == VALUES else None  # keys alone have none
     facts = memory.summary()
-    found = LanguageResults(
+    results = LanguageResults(
         experiment, corpus, text, hparams, kept, certificate, seconds,
         trained.perplexity, perplexity(trained.model, test),
         facts["worst_residual"], facts["bytes"], quality, queries, answers,
     )  # fmt: skip
-    return write(out, found.title, document(found), sections(found))
+    return write(out, results.title, document(results), sections(results))
 
 
 def _load(options: LanguageOptions, stage: Stage) -> Corpus:
@@ -71,32 +78,32 @@ def _load(options: LanguageOptions, stage: Stage) -> Corpus:
 
 
 def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Text) -> list[PromptQuery]:
-    """The user's prompts, the paper's, or for a text of the user's own, pieces of it. All have to be readable."""
+    """Return the user's prompts, the paper's, or for a text of the user's own, pieces of it."""
     for prompt in options.prompts:
-        tokens.encode_prompt(prompt, text)  # a wrong prompt is to be known before the training, not after it
+        tokens.encode_prompt(prompt, text)  # raises for a wrong prompt now, not after the training
     if options.prompts:
         return [PromptQuery(prompt) for prompt in options.prompts]
     if options.text is None and options.dataset in experiment.queries:
-        # Without the full data set, some words of the paper's are unknown.
+        # Without the full data set, some words of the paper's prompts are unknown.
         known = experiment.queries[options.dataset]
         return [replace(query, prompt=tokens.replace_unknown(query.prompt, text)) for query in known]
     return [PromptQuery(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
 
 
 def _piece(text: Text, share: float) -> str:
-    """Some tokens of the training text."""
+    """Return some tokens of the training text."""
     start = int(share * len(text))
     return text.excerpt(start, start + (8 if text.separator else 40))
 
 
 def _kept(hparams: LanguageHyperparameters, options: LanguageOptions) -> str:
-    """What the user wants, else the keys of every visit as long as they do not take too much."""
+    """Return what is recorded: as the user has chosen, or else the keys of every visit unless they are too large."""
     if options.values and options.merge:
-        raise QueryError("values are of single visits: they cannot be kept where visits are summed up")
+        raise QueryError("values belong to single visits: choose either --values or --merge")
     merge = not options.values and _bytes(hparams) > _MAX_KEY_BYTES if options.merge is None else options.merge
     return MERGED if merge else VALUES if options.values else KEYS
 
 
 def _bytes(hparams: LanguageHyperparameters) -> int:
-    """What the keys of every visit take in half precision."""
+    """Return the size of the keys of every visit in half precision."""
     return 2 * (hparams.embedding + hparams.hidden) * hparams.batch * hparams.span * hparams.steps

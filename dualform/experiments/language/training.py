@@ -1,7 +1,7 @@
-"""Training a language model by truncated back-propagation, recorded, every token tagged with its position.
+"""Train a language model by truncated back-propagation, and record it, every token tagged with its position.
 
-The training text is cut into as many streams as there are rows in a batch. Each step reads the next stretch
-of every stream, with the state the one before it ended in; a new epoch begins with an empty state.
+The training text is cut into as many streams as there are rows in a batch. Each step reads the next tokens of
+every stream, beginning with the state after the step before; a new epoch begins with an empty state.
 """
 
 import math
@@ -20,8 +20,8 @@ from dualform.experiments.language.network import FACTORY, LAYER, LanguageModel,
 from dualform.experiments.loops import seeded
 from dualform.text import Text
 
-TEXT = "text.json"  # beside the run's own files: what positions stand for
-Progress = Callable[[int, str], None]  # a finished step, and a note on how it goes
+TEXT = "text.json"  # the training text, in the directory of the run
+Progress = Callable[[int, str], None]  # called with the number of a finished step, and a note
 
 MERGED, KEYS, VALUES = "merged", "keys", "values"  # what is kept of the LSTM's slots
 _RECORD_OPTIONS: dict[str, dict[str, Any]] = {
@@ -30,9 +30,9 @@ _RECORD_OPTIONS: dict[str, dict[str, Any]] = {
     VALUES: {"dtype": "float16"},
 }
 
-_STEPS_PER_PERPLEXITY = 20  # steps a noted perplexity is the mean of
-_MAX_TEST_STREAMS, _TEST_SPAN = 16, 200  # in which a test text is read
-_RUNNING_DECAY = 0.95  # of the running mean that is shown while training
+_STEPS_PER_PERPLEXITY = 20  # whose mean loss makes a perplexity in the results
+_MAX_TEST_STREAMS, _TEST_SPAN = 16, 200  # rows, and tokens of each at once, in which a test text is read
+_RUNNING_DECAY = 0.95  # of the mean loss that is shown while training
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,11 @@ class LanguageHyperparameters:
     steps: int
 
     def network(self, vocabulary: int) -> LanguageModel:
+        """Make the model for a vocabulary of this size."""
         return LanguageModel(**self.sizes(vocabulary))  # type: ignore[arg-type]
 
     def sizes(self, vocabulary: int) -> dict[str, int | float]:
+        """Return the arguments of the model for a vocabulary of this size."""
         return {
             "vocabulary": vocabulary, "embedding": self.embedding, "hidden": self.hidden, "dropout": self.dropout,
         }  # fmt: skip
@@ -75,7 +77,16 @@ def train(
     kept: str,
     progress: Progress = lambda step, note: None,
 ) -> TrainedLanguageModel:
-    """Train on a text and record the LSTM to `path`: its keys summed over visits, its keys, or its values too."""
+    """Train on a text, and record the LSTM.
+
+    Args:
+        text: to train on.
+        hparams: how to make and train the model.
+        path: of the run.
+        seed: of the initial weights and of dropout.
+        kept: what is recorded: keys summed over visits (MERGED), keys (KEYS), or keys and values (VALUES).
+        progress: called with the number of each finished step, and the perplexity.
+    """
     model = seeded(lambda: hparams.network(len(text.vocabulary)), seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=hparams.lr)
     about = {"model": FACTORY, "arguments": hparams.sizes(len(text.vocabulary)), "text": TEXT}
@@ -100,7 +111,7 @@ def _learn(
     model: LanguageModel, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor, state: State | None,
     clip: float,
 ) -> tuple[float, State]:  # fmt: skip
-    """One step; the loss, and the state it ended in, through which no error goes back."""
+    """Take one step. Returns the loss, and the state at the end, detached from the graph."""
     logits, (hidden, cell) = model(tokens, state)
     loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
     optimizer.zero_grad()
@@ -111,7 +122,7 @@ def _learn(
 
 
 class _LossLog:
-    """Losses as they come: their running mean for who watches, their means over batches for the record."""
+    """Collects losses: their running mean is shown while training, means over several steps are kept."""
 
     def __init__(self) -> None:
         self._losses: list[float] = []
@@ -122,16 +133,14 @@ class _LossLog:
         self._losses.append(loss)
 
     def perplexities(self) -> list[tuple[int, float]]:
-        """Perplexities, each with the step it ends at."""
+        """Return perplexities over several steps, each with the number of steps until its end."""
         starts = range(0, len(self._losses), _STEPS_PER_PERPLEXITY)
-        batches = [self._losses[start : start + _STEPS_PER_PERPLEXITY] for start in starts]
-        return [
-            (start + len(part), math.exp(sum(part) / len(part))) for start, part in zip(starts, batches, strict=True)
-        ]
+        parts = [self._losses[start : start + _STEPS_PER_PERPLEXITY] for start in starts]
+        return [(start + len(part), math.exp(sum(part) / len(part))) for start, part in zip(starts, parts, strict=True)]
 
 
 def batches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """For each step: tokens, the tokens that follow them, their positions; all (batch, span)."""
+    """Yield for each step tokens, the tokens that follow them, and their positions; all (batch, span)."""
     ids = torch.from_numpy(text.ids)
     batch = max(1, min(hparams.batch, (len(text) - 1) // (hparams.span + 1)))  # a short text has fewer streams
     length = (len(text) - 1) // batch
@@ -144,7 +153,7 @@ def batches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Tens
 
 
 def perplexity(model: LanguageModel, text: Text) -> float:
-    """Of a text that was not trained on, read in several streams at once."""
+    """Return the perplexity of a test text, which is read in several streams at once."""
     ids = torch.from_numpy(text.ids)
     rows = max(1, min(_MAX_TEST_STREAMS, (len(text) - 1) // _TEST_SPAN))
     length = (len(text) - 1) // rows
@@ -154,6 +163,6 @@ def perplexity(model: LanguageModel, text: Text) -> float:
     with torch.no_grad():
         for first in range(0, length, _TEST_SPAN):
             logits, state = model(inputs[:, first : first + _TEST_SPAN], state)
-            wanted = targets[:, first : first + _TEST_SPAN]
-            total += float(F.cross_entropy(logits.flatten(end_dim=1), wanted.flatten(), reduction="sum"))
+            expected = targets[:, first : first + _TEST_SPAN]
+            total += float(F.cross_entropy(logits.flatten(end_dim=1), expected.flatten(), reduction="sum"))
     return math.exp(total / targets.numel())
