@@ -41,7 +41,7 @@ from benchmarks.growth_figure import figure, in_k
 from benchmarks.peers.meters import size, timed
 from dualform import Timeline, Top, Total
 from dualform.experiments.loops import seeded
-from dualform.plots.style import require
+from dualform.plots.style import require_matplotlib
 
 _INPUTS, _CLASSES, _BATCH = 64, 10, 128
 _LAYER = "2"  # whose keys are the activations of the first hidden layer
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--figure", type=Path, help="where to draw it, a PNG or PDF")
     options = parser.parse_args()
     if options.figure:
-        require()
+        require_matplotlib()
     found = measure(None, options.quick)
     print(json.dumps(found, indent=1) if options.json else report(found))
     if options.figure:

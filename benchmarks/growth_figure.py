@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.plots.heading import headed
-from dualform.plots.style import BOTH, FAINT, INK, LABEL, PANEL, PREDICTED, REST, SMALL, TICK, TRUE, amount
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import BOTH, FAINT, INK, LABEL, PANEL, PREDICTED, REST, SMALL, TICK, TRUE, caption_number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ _PANELS = (
 def figure(found: dict[str, Any]) -> "Figure":
     """Two rows of three panels."""
     settings, growth = found["settings"], found["growth"]
-    whole, body = headed(
+    whole, body = figure_with_heading(
         5.6,
         "How time and bytes grow with slots and with the width of layers",
         "Dashed: least-squares fits; a slope of 1 is growth in proportion. "
@@ -107,7 +107,7 @@ def _dress(axes: "Axes", sizes: Array) -> None:
     low, high = axes.get_ylim()
     marks = LogLocator(subs=(1.0,) if high / low > 500 else (1.0, 2.0, 5.0)).tick_values(low, high)
     kept = [mark for mark in marks if low <= mark <= high]
-    axes.set_yticks(kept, [amount(mark) for mark in kept])
+    axes.set_yticks(kept, [caption_number(mark) for mark in kept])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_locator(NullLocator())
     axes.tick_params(which="both", labelsize=TICK, length=0, labelcolor=INK)

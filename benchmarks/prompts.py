@@ -29,7 +29,7 @@ def seconds_to_answer(path: Path, prompts: int) -> list[float]:
     text, model = Text.load(path / TEXT), memory.model(LanguageModel(**memory.about["arguments"]))
     found = []
     for start in np.linspace(0, len(text) - _LENGTH, prompts, dtype=int).tolist():
-        prompt, began = text.shown(start, start + _LENGTH), perf_counter()
+        prompt, began = text.excerpt(start, start + _LENGTH), perf_counter()
         ask(memory, model, text, prompt)
         found.append(perf_counter() - began)
     return found

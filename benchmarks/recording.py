@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 import dualform
 from benchmarks.command import run
-from dualform.datasets import catalogue
+from dualform.datasets import image_catalogue
 from dualform.datasets.images import standardised
 from dualform.experiments.loops import epochs
 
@@ -54,7 +54,7 @@ class Data:
 
 def mnist(directory: Path) -> Data:
     """The training set."""
-    train = catalogue.load("mnist", directory).train
+    train = image_catalogue.load("mnist", directory).train
     return Data(standardised(train.raw, by=train.raw), train.labels, "mnist")
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 import dualform
 from benchmarks.command import run
-from dualform.datasets import catalogue
+from dualform.datasets import image_catalogue
 from dualform.datasets.images import ImageSet, Split
 from dualform.experiments.table1 import layer_inputs
 from dualform.experiments.tasks import Task, tasks
@@ -70,7 +70,7 @@ def dense_totals(keys: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
 
 def paper_task(data: Path | None) -> Task:
     """MNIST, or noise in its shape."""
-    return tasks([noise() if data is None else catalogue.load("mnist", data)])[0]
+    return tasks([noise() if data is None else image_catalogue.load("mnist", data)])[0]
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:

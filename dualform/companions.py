@@ -1,9 +1,9 @@
-"""What goes with a run: its model and its files, or those that the user named.
+"""Find the model and the files that belong to a run, or that the user has named.
 
     network = memory.model(make_own(memory))
     inputs = read_inputs(own_inputs(memory))
 
-A run by itself may name only code of this package and files in its own directory.
+A run itself may name only code of this package and files in its own directory.
 """
 
 import sys
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from dualform.memory import Memory
 
-# Models a run may name by itself: what this package's own experiments train.
-OWN = (
+# Models that a run itself may name: those of this package's experiments.
+TRUSTED_MODELS = (
     "dualform.experiments.demo:network",
     "dualform.experiments.training:paper_network",
     "dualform.experiments.training:small_network",
@@ -31,51 +31,49 @@ OWN = (
 
 
 def own_model(memory: "Memory") -> str:
-    """The model a run names by itself. Only this package's code: opening a run must not run a stranger's."""
-    named = memory.about.get("model")
-    if named in OWN:
-        return str(named)
-    hint = f"; the run says {named}, pass it if you trust it" if isinstance(named, str) else ""
+    """Return the model that a run names: only this package's code, for opening a run must not run unknown code."""
+    model = memory.about.get("model")
+    if model in TRUSTED_MODELS:
+        return str(model)
+    hint = f"; the run names {model}, pass it if you trust it" if isinstance(model, str) else ""
     raise QueryError(f"which model? pass --model PACKAGE:FACTORY, a function or class that makes it{hint}")
 
 
 def make_own(memory: "Memory") -> "nn.Module":
-    """The model a run names by itself, with the sizes it says."""
+    """Make the model that a run names, with the arguments that the run holds."""
     arguments = memory.about.get("arguments", {})
     if not isinstance(arguments, dict) or not all(isinstance(size, int | float) for size in arguments.values()):
-        raise QueryError("the run says what its model is made with, but not in numbers; pass --model PACKAGE:FACTORY")
+        raise QueryError("the arguments of the run's model are not all numbers; pass --model PACKAGE:FACTORY")
     return make(own_model(memory), arguments)
 
 
 def own_inputs(memory: "Memory") -> Path:
+    """Return the file of test inputs that a run names."""
     return own_file(memory, "inputs", "pass --input FILE.npy or FILE.safetensors")
 
 
 def own_file(memory: "Memory", what: str, instead: str) -> Path:
-    """A file that a run names as its own, in its own directory."""
-    named = memory.about.get(what)
-    if not isinstance(named, str):
-        raise QueryError(f"which {what}? the run has none of its own: {instead}")
-    path = memory.path / named
-    if not _is_name(named) or not _is_inside(path, memory.path) or (path.exists() and not path.is_file()):
-        raise QueryError(f"the run names {named!r} as its {what}, which is no file of its own: {instead}")
+    """Return a file in a run's directory that the run names.
+
+    Args:
+        memory: of the run.
+        what: entry of `about` that names the file.
+        instead: what the user can do if there is none, for the error.
+    """
+    name = memory.about.get(what)
+    if not isinstance(name, str):
+        raise QueryError(f"which {what}? the run names none of its own: {instead}")
+    path = memory.path / name
+    # A name without directories, which every system allows; and should it be a link, then to a file beside it.
+    allowed = name.isprintable() and not {*name} & {*"/\\:"} and len(name.encode()) < 256
+    inside = allowed and Path(realpath(path)).is_relative_to(realpath(memory.path))
+    if name in ("", ".", "..") or not inside or (path.exists() and not path.is_file()):
+        raise QueryError(f"the run names {name!r} as its {what}, which is no file of its own: {instead}")
     return path
 
 
-def _is_name(named: str) -> bool:
-    """Whether it is a name and not a way, and one that every system takes."""
-    return (
-        named not in ("", ".", "..") and named.isprintable() and not {*named} & {*"/\\:"} and len(named.encode()) < 256
-    )
-
-
-def _is_inside(path: Path, directory: Path) -> bool:
-    """Whether it is in the directory, should it be a link."""
-    return Path(realpath(path)).is_relative_to(realpath(directory))
-
-
 def importable(named: str) -> str:
-    """The user named it, so the current directory counts, as it does for `python -m`."""
+    """Let a model that the user named be imported from the current directory, as with `python -m`; return its name."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -83,7 +81,7 @@ def importable(named: str) -> str:
 
 
 def in_precision_of(network: "nn.Module", rows: "Tensor") -> "Tensor":
-    """Inputs in the model's floating-point precision; whole numbers, such as tokens, as they are."""
+    """Convert inputs to the model's floating-point precision; integers, such as tokens, stay as they are."""
     import torch
 
     floating = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
@@ -91,7 +89,7 @@ def in_precision_of(network: "nn.Module", rows: "Tensor") -> "Tensor":
 
 
 def output_for(network: "nn.Module", rows: "Tensor") -> Any:
-    """What a model says of inputs, without gradients; inputs that do not fit the model raise."""
+    """Return a model's output for inputs, without gradients; raise a QueryError if the inputs do not fit."""
     import torch
 
     try:
@@ -103,6 +101,12 @@ def output_for(network: "nn.Module", rows: "Tensor") -> Any:
 
 
 def make(named: str, arguments: "Mapping[str, float] | None" = None) -> "nn.Module":
+    """Make a model.
+
+    Args:
+        named: PACKAGE:FACTORY, a module and a function or class in it.
+        arguments: passed to the factory by name.
+    """
     from torch import nn
 
     package, _, factory = named.partition(":")

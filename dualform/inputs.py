@@ -1,10 +1,10 @@
-"""Test inputs in a file, with what is known of them: labels, tasks, and images as people see them.
+"""Save and read test inputs, with their labels, tasks and images.
 
     save_inputs("runs/mnist", inputs=images, labels=labels, images=raw, training_images=raw_train)
     read_inputs(Path("runs/mnist/inputs.safetensors")).labels
 
-The file is `inputs.safetensors` in the run's directory, and holds nothing but numbers. Name it when recording
-(`about={"inputs": "inputs.safetensors"}`), or when asking (`--input`). Of the tensors only `inputs` has to be there.
+The file is `inputs.safetensors` in the run's directory and holds tensors only. Name it when recording
+(`about={"inputs": "inputs.safetensors"}`), or when asking (`--input`). Only the tensor `inputs` is required.
 """
 
 from dataclasses import dataclass, fields
@@ -23,36 +23,44 @@ INPUTS = "inputs.safetensors"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Test inputs as the model takes them, one a row; what is not known is None."""
+    """Test inputs as the model takes them, and what is known about them.
 
-    inputs: Tensor  # (n, ...)
-    labels: Tensor | None = None  # (n,): number of the right output
-    tasks: Tensor | None = None  # (n,): number of the task among the run's class names
-    images: Tensor | None = None  # (n, pixels) or (n, height, width)
-    training_images: Tensor | None = None  # the same, of the training set: the tag `id` is their row
+    Attributes:
+        inputs: one a row, (n, ...).
+        labels: number of the right output, (n,).
+        tasks: number of the task among the run's class names, (n,).
+        images: inputs as people see them, (n, pixels) or (n, height, width).
+        training_images: images of the training set; the tag `id` is their row.
+    """
+
+    inputs: Tensor
+    labels: Tensor | None = None
+    tasks: Tensor | None = None
+    images: Tensor | None = None
+    training_images: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.inputs)
 
     def row(self, index: int) -> Tensor:
-        """One input as a batch of its own."""
+        """Return one input as a batch of one row."""
         if not 0 <= index < len(self):
-            raise QueryError(f"there is no input {index}; there are {len(self)}, counted from 0")
+            raise QueryError(f"no input {index}; choose from 0 to {len(self) - 1}")
         return self.inputs[index : index + 1]
 
     @property
     def fault(self) -> str | None:
-        """Why these do not go together, if they do not. Who needs the inputs alone need not care."""
+        """Why the tensors do not fit together, or None if they do. It does not matter to who needs the inputs alone."""
         for name in ("labels", "tasks"):
-            found: Tensor | None = getattr(self, name)
-            if found is not None and (found.shape != (len(self),) or found.is_floating_point() or found.is_complex()):
-                return (
-                    f"has {name} of shape {tuple(found.shape)}, {found.dtype}: whole numbers, one an input, are meant"
-                )
+            column: Tensor | None = getattr(self, name)
+            if column is None:
+                continue
+            if column.shape != (len(self),) or column.is_floating_point() or column.is_complex():
+                return f"has {name} of shape {tuple(column.shape)}, {column.dtype}; expected a whole number an input"
         if self.images is not None and (self.images.dim() < 2 or len(self.images) != len(self)):
             return f"has {tuple(self.images.shape)} images for {len(self)} inputs"
         if self.training_images is not None and self.training_images.dim() < 2:
-            return f"has training images of shape {tuple(self.training_images.shape)}: they are (n, pixels)"
+            return f"has training images of shape {tuple(self.training_images.shape)}; expected (n, pixels)"
         return None
 
 
@@ -65,44 +73,61 @@ def save_inputs(
     images: Tensor | None = None,
     training_images: Tensor | None = None,
 ) -> Path:
-    """Write what later questions to a run need into its directory."""
-    found = Inputs(inputs, labels, tasks, images, training_images)
-    if found.fault:
-        raise QueryError(f"cannot save these inputs: what would be saved {found.fault}")
-    tensors = {one.name: getattr(found, one.name) for one in fields(found)}
+    """Save test inputs into the directory of a run, for later questions.
+
+        save_inputs("runs/mnist", inputs=images, labels=labels)
+
+    Name the file when recording: `about={"inputs": "inputs.safetensors"}`.
+
+    Args:
+        run: directory of the run.
+        inputs: as the model takes them, one a row, (n, ...).
+        labels: number of the right output for each input, (n,).
+        tasks: number of the task of each input among the run's class names, (n,).
+        images: inputs as people see them, (n, pixels) or (n, height, width).
+        training_images: images of the training set; the tag `id` is their row.
+
+    Returns:
+        Path of the file.
+    """
+    rows = Inputs(inputs, labels, tasks, images, training_images)
+    if rows.fault:
+        raise QueryError(f"cannot save these inputs: what would be saved {rows.fault}")
+    tensors = {field.name: getattr(rows, field.name) for field in fields(rows)}
     path = Path(run) / INPUTS
     save_file({name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}, path)
     return path
 
 
 def read_inputs(path: Path) -> Inputs:
-    """Inputs from a .npy or .safetensors file; of tensors with other names, a single one will do."""
-    readers = {".npy": _read_npy, ".safetensors": _read_safetensors}
-    if path.suffix not in readers:
+    """Read inputs from a file.
+
+        read_inputs(Path("runs/mnist/inputs.safetensors")).labels
+
+    A .safetensors file holds a tensor called `inputs`, or a single tensor of any name; a .npy file the inputs alone.
+
+    Args:
+        path: a .npy or .safetensors file.
+    """
+    if path.suffix not in (".npy", ".safetensors"):
         raise QueryError(f"{path} is neither .npy nor .safetensors; save the inputs as one of them")
     if not path.is_file():
         raise QueryError(f"there is no file {path}")
-    found = readers[path.suffix](path)
-    if not found.inputs.dim():
-        raise QueryError(f"{path} holds a single number; inputs have a first dimension that counts them")
-    return found
-
-
-def _read_npy(path: Path) -> Inputs:
     try:
-        return Inputs(torch.from_numpy(np.lib.format.open_memmap(path, mode="r").copy()))
+        if path.suffix == ".npy":
+            rows = Inputs(torch.from_numpy(np.lib.format.open_memmap(path, mode="r").copy()))
+        else:
+            with safe_open(path, framework="pt") as file:
+                names = list(file.keys())
+                if "inputs" not in names and len(names) != 1:
+                    raise UnknownName(f"tensor in {path} called", "inputs", names)
+                known = {field.name: field.name for field in fields(Inputs) if field.name in names}
+                stored = known if "inputs" in names else {"inputs": names[0]}
+                rows = Inputs(**{field: file.get_tensor(name) for field, name in stored.items()})
     except (ValueError, TypeError) as error:
         raise QueryError(f"cannot read {path} as an array of numbers: {error}") from error
-
-
-def _read_safetensors(path: Path) -> Inputs:
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            if "inputs" not in names and len(names) != 1:
-                raise UnknownName(f"tensor in {path} called", "inputs", names)
-            if "inputs" not in names:
-                return Inputs(file.get_tensor(names[0]))
-            return Inputs(**{one.name: file.get_tensor(one.name) for one in fields(Inputs) if one.name in names})
     except SafetensorError as error:
         raise QueryError(f"cannot read {path}: {error}") from error
+    if not rows.inputs.dim():
+        raise QueryError(f"{path} holds a single number; expected an array with a row for each input")
+    return rows

@@ -1,58 +1,47 @@
-"""JSON read with suspicion: no key twice, every entry present and of its type, none left over; and written without NaN.
+"""Parse JSON strictly: no duplicate keys, every entry present and of its type, none left over; and write no NaN.
 
     with Document(parse('{"name": "0", "d_in": 784}'), "a layer") as entry:
         entry.text("name"), entry.count("d_in")
 
-Whatever is wrong raises a ValueError that says what, or a RecursionError. Names can be shown as they are: nothing in
+Invalid JSON raises a ValueError that says what is wrong, or a RecursionError. Texts are safe to show: nothing in
 them moves a cursor or turns the direction of writing.
 """
 
 import json
 import math
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_DEEPEST = 100  # lists in lists; Python ends at several hundred, and not in the same place every time
+_MAX_DEPTH = 100  # of nested lists; Python's own limit is at several hundred, and not always the same
 
 
 def parse(text: str | bytes) -> Any:
-    """Return what a JSON text says."""
-    content = json.loads(text, object_pairs_hook=_no_key_twice, parse_int=_whole)
-    _check_depth(content)
-    json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair: it could be shown nowhere
+    """Return the content of a JSON text."""
+    content = json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number)
+    level = [content]
+    for _ in range(_MAX_DEPTH):
+        parents = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
+        level = [child for children in parents for child in children]
+    if level:
+        raise ValueError(f"it is nested more than {_MAX_DEPTH} deep")
+    json.dumps(content, ensure_ascii=False).encode()  # raises for half a surrogate pair, which cannot be shown
     return content
 
 
-def _whole(digits: str) -> int:
-    if digits == "-0":  # to Python a whole number, to others none
+def _whole_number(digits: str) -> int:
+    if digits == "-0":  # a whole number to Python, but not to other parsers
         raise ValueError("-0 is not a whole number")
     return int(digits)
 
 
-def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    content: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in content:
             raise ValueError(f"{name!r} is there twice")
-        found[name] = value
-    return found
-
-
-def _check_depth(content: Any) -> None:
-    level = [content]
-    for _ in range(_DEEPEST):
-        level = [child for one in level for child in _children(one)]
-        if not level:
-            return
-    raise ValueError(f"it is nested more than {_DEEPEST} deep")
-
-
-def _children(content: Any) -> Iterable[Any]:
-    if isinstance(content, dict):
-        return content.values()
-    return content if isinstance(content, list) else ()
+        content[name] = value
+    return content
 
 
 def finite(value: Any) -> Any:
@@ -65,8 +54,8 @@ def finite(value: Any) -> Any:
 
 
 def printable(text: str) -> str:
-    """Escape whatever in a stranger's text cannot be shown."""
-    return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text)
+    """Escape the characters of an untrusted text that cannot be printed."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 class Document:
@@ -91,10 +80,10 @@ class Document:
         return self._take(name, bool, "true or false")
 
     def count(self, name: str, least: int = 0) -> int:
-        found = self._take(name, int, "a whole number")
-        if isinstance(found, bool) or found < least:
+        value = self._take(name, int, "a whole number")
+        if isinstance(value, bool) or value < least:
             raise ValueError(f"{name!r} of {self._what} is not a whole number of at least {least}")
-        return found
+        return value
 
     def text_or_none(self, name: str) -> str | None:
         return None if self.is_none(name) else self.text(name)
@@ -106,35 +95,35 @@ class Document:
         return self._take(name, list, "a list")
 
     def texts(self, name: str) -> tuple[str, ...]:
-        found = self.list(name)
-        if not all(isinstance(one, str) for one in found):
+        values = self.list(name)
+        if not all(isinstance(value, str) for value in values):
             raise ValueError(f"{name!r} of {self._what} are not all texts")
-        return tuple(self._printable(name, one) for one in found)
+        return tuple(self._printable(name, value) for value in values)
 
     def object(self, name: str) -> dict[str, Any]:
         return self._take(name, dict, "an object")
 
     def end(self) -> None:
-        """Nothing may be left: an entry of unknown meaning might change what the others mean."""
+        """Raise if an entry is left: one of unknown meaning might change what the others mean."""
         if self._left:
             raise ValueError(f"{next(iter(self._left))!r} of {self._what} is not known")
 
     def is_none(self, name: str) -> bool:
-        """Whether an entry is null; then it is taken."""
+        """Return whether an entry is null, and take it if it is."""
         if self._left.get(name, name) is not None:
             return False
         del self._left[name]
         return True
 
-    def _printable(self, name: str, found: str) -> str:
-        if not found.isprintable():
-            raise ValueError(f"{name!r} of {self._what} cannot be shown: {found!r}")
-        return found
+    def _printable(self, name: str, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError(f"{name!r} of {self._what} cannot be shown: {value!r}")
+        return value
 
-    def _take(self, name: str, kind: type[T], words: str) -> T:
+    def _take(self, name: str, kind: type[T], expected: str) -> T:
         if name not in self._left:
             raise ValueError(f"{name!r} of {self._what} is missing")
-        found = self._left.pop(name)
-        if not isinstance(found, kind):
-            raise ValueError(f"{name!r} of {self._what} is not {words}")
-        return found
+        value = self._left.pop(name)
+        if not isinstance(value, kind):
+            raise ValueError(f"{name!r} of {self._what} is not {expected}")
+        return value

@@ -1,4 +1,4 @@
-"""Results for people at a terminal: rich tables, bars and small pictures. No torch, no questions asked."""
+"""Show results in a terminal: rich tables, bars and small pictures. Needs no torch and asks no questions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,19 +20,28 @@ if TYPE_CHECKING:
     from dualform.dual.certificate import Certificate
     from dualform.text import Passage
 
-_PICTURE_WIDTH = 12  # of a caption; six of them fit into 80 columns
-_PIPE_WIDTH = 120  # nobody watches: wide enough that no cell is cut
+_PICTURE_WIDTH = 12  # columns, for a caption; six of them fit into 80 columns
+_PIPE_WIDTH = 120  # columns: wide enough that no cell is cut
 
 
 def console() -> Console:
-    """Where results go. Names of files and layers are never read as markup."""
-    found = Console(markup=False, highlight=False)
-    return found if found.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH)
+    """Return the console for results. Names of files and layers are never read as markup."""
+    terminal = Console(markup=False, highlight=False)
+    return terminal if terminal.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH)
 
 
 @contextmanager
 def progress(out: Console, what: str, total: int) -> "Iterator[Callable[..., None]]":
-    """A bar to be told each finished step, with a note if there is something to say; silent if nobody watches."""
+    """Show a progress bar; silent unless in a terminal.
+
+    Args:
+        out: where to show it.
+        what: description of the work.
+        total: number of steps.
+
+    Yields:
+        A function to be called with the number of each finished step, and a note if there is one.
+    """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(what, total=total)
@@ -45,7 +54,7 @@ def progress(out: Console, what: str, total: int) -> "Iterator[Callable[..., Non
 
 @contextmanager
 def busy(out: Console, what: str) -> "Iterator[Callable[[str], None]]":
-    """A spinner for work that can say what it is at; silent unless a person is watching."""
+    """Show a spinner; silent unless in a terminal. Yields a function to be called with the name of each part."""
     if not out.is_terminal:
         yield lambda name: None
         return
@@ -54,7 +63,7 @@ def busy(out: Console, what: str) -> "Iterator[Callable[[str], None]]":
 
 
 def facts(lines: Mapping[str, str]) -> Grid:
-    """Names and what they stand for, one a line."""
+    """Return names and their values, one pair a line."""
     grid = Grid.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -64,8 +73,8 @@ def facts(lines: Mapping[str, str]) -> Grid:
 
 
 def table(content: Table, title: str) -> Grid:
-    """A table of results, all of its rows."""
-    names = _worth_showing(content)
+    """Return a table with all of its rows."""
+    names = _shown_columns(content)
     grid = _grid(title)
     for name in names:
         grid.add_column(name, justify="right")
@@ -75,18 +84,18 @@ def table(content: Table, title: str) -> Grid:
 
 
 def grid(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Grid:
-    """Cells as they are; the first column names its row."""
-    found = _grid("")
+    """Return cells as they are, the first column to the left and the others to the right."""
+    table = _grid("")
     for number, name in enumerate(columns):
-        found.add_column(name, justify="right" if number else "left")
+        table.add_column(name, justify="right" if number else "left")
     for row in rows:
-        found.add_row(*row)
-    return found
+        table.add_row(*row)
+    return table
 
 
 def bars(totals: Table, title: str, width: int = 30) -> Grid:
-    """Totals per group, each with a bar; bars of negative totals are hollow."""
-    names = _worth_showing(totals)
+    """Return totals by group, each with a bar; bars of negative totals are hollow."""
+    names = _shown_columns(totals)
     grid = _grid(title)
     for name in names:
         grid.add_column(name, justify="right")
@@ -98,14 +107,14 @@ def bars(totals: Table, title: str, width: int = 30) -> Grid:
     return grid
 
 
-def _worth_showing(content: Table) -> list[str]:
-    """All columns; the number of the query only where there are several, such as the tokens of a text."""
+def _shown_columns(content: Table) -> list[str]:
+    """Return all columns; that of the query only if there are several, such as the tokens of a text."""
     several = len(np.unique(content["query"])) > 1
     return [name for name in content.columns if several or name != "query"]
 
 
 def side_by_side(totals: Mapping[str, Table], by: str, styles: Mapping[Any, str]) -> Grid:
-    """Totals of several layers, a layer a row and a group a column; styled groups stand out."""
+    """Return totals of several layers, a row a layer and a column a group; `styles` highlights groups."""
     grid = _grid("attention per class, in thousands")
     grid.add_column("layer", style="bold", no_wrap=True)
     for group in next(iter(totals.values()))[by].tolist():
@@ -116,7 +125,7 @@ def side_by_side(totals: Mapping[str, Table], by: str, styles: Mapping[Any, str]
 
 
 def addends(parts: Mapping[str, float], total: str, styles: Mapping[str, str], width: int = 30) -> Grid:
-    """Signed parts, each with a bar, hollow if it is negative; below a line, by the name `total`, their sum."""
+    """Return signed parts, each with a bar, hollow if negative; below a line their sum, called `total`."""
     grid = _grid("")
     grid.show_header = False
     grid.add_column()
@@ -132,10 +141,10 @@ def addends(parts: Mapping[str, float], total: str, styles: Mapping[str, str], w
     return grid
 
 
-def certificate(found: "Certificate") -> Iterator[Any]:
-    """The headline, a row a parameter, and what the certificate covers."""
-    yield Text(found.headline, style="bold green" if found.ok else "bold red")
-    content = found.to_dict()
+def certificate(result: "Certificate") -> Iterator[Any]:
+    """Yield the headline, a table of parameters, and what the certificate covers."""
+    yield Text(result.headline, style="bold green" if result.ok else "bold red")
+    content = result.to_dict()
     if content["layers"]:
         grid = _grid("")
         for name, justify in {"parameter": "left", "relative error": "right", "": "left"}.items():
@@ -145,28 +154,28 @@ def certificate(found: "Certificate") -> Iterator[Any]:
                 verdict = facts["note"] or ("ok" if layer["ok"] else "layer NOT EXACT")
                 grid.add_row(name, f"{facts['relative_error']:.1e}", verdict)
         yield grid
-    certified = "" if found.keys_only else f"{found.steps_certified:,} of {found.steps:,} steps certified, "
-    yield f"{certified}{found.steps_audited:,} audited while recording (residual {found.worst_residual:.1e} at worst)"
-    if found.unread:
-        yield Text(f"not read: {found.unread}", style="red")
+    certified = "" if result.keys_only else f"{result.steps_certified:,} of {result.steps:,} steps certified, "
+    yield f"{certified}{result.steps_audited:,} audited while recording (residual {result.worst_residual:.1e} at worst)"
+    if result.unread:
+        yield Text(f"not read: {result.unread}", style="red")
 
 
-def passages(out: Console, found: "Sequence[Passage]", title: str) -> Grid:
-    """Passages of a text, best first, with the tokens that were hit marked, and below each where it is from."""
+def passages(out: Console, ranked: "Sequence[Passage]", title: str) -> Grid:
+    """Return passages of a text with their marks, and below each its caption."""
     from dualform.text import caption, to_plain, to_rich
 
     grid = _grid(title)
     grid.show_header = False
     grid.add_column(justify="right", style="bold")
     grid.add_column(overflow="fold")
-    for rank, passage in enumerate(found, start=1):
+    for rank, passage in enumerate(ranked, start=1):
         grid.add_row(str(rank), to_rich(passage) if out.color_system else Text(to_plain(passage)))
         grid.add_row("", Text(caption(passage), style="dim"))
     return grid
 
 
 def pictures(out: Console, images: Sequence[NDArray[Any]], captions: Sequence[str]) -> Grid:
-    """Small images in a row, each with its caption below; as many as are not cut off."""
+    """Return small images in a row with captions below, as many as fit into the console's width."""
     fitting = max(1, out.width // (_PICTURE_WIDTH + 1))
     grid = Grid.grid(padding=(0, 1))
     for _ in images[:fitting]:
@@ -177,23 +186,20 @@ def pictures(out: Console, images: Sequence[NDArray[Any]], captions: Sequence[st
 
 
 def half_blocks(image: NDArray[Any], colour: bool) -> Text:
-    """Two pixels a character, one above the other: in shades of grey or, without colour, ink or no ink."""
+    """Return an image with two pixels a character, one above the other: in grey or, without colour, in black."""
     ink = image.astype(float) / max(image.max(), 1e-300)  # (height, width), more is darker
     if len(ink) % 2:
         ink = np.vstack([ink, np.zeros((1, ink.shape[1]))])
     text = Text()
     for row in range(0, len(ink), 2):
         for upper, lower in zip(ink[row], ink[row + 1], strict=True):
-            text.append(*_pixel_pair(upper, lower, colour))
+            if colour:
+                text.append("▀", f"{_grey(upper)} on {_grey(lower)}")
+            else:
+                text.append(" ▀▄█"[(upper > 0.5) + 2 * (lower > 0.5)], "")
         text.append("\n")
     text.right_crop()
     return text
-
-
-def _pixel_pair(upper: float, lower: float, colour: bool) -> tuple[str, str]:
-    if colour:
-        return "▀", f"{_grey(upper)} on {_grey(lower)}"
-    return " ▀▄█"[(upper > 0.5) + 2 * (lower > 0.5)], ""
 
 
 def _grey(ink: float) -> str:

@@ -56,7 +56,7 @@ def test_imports_point_downwards() -> None:
     "room",
     [
         pytest.param("viewer", marks=pytest.mark.xfail(strict=True)),
-        pytest.param("experiments", marks=pytest.mark.xfail(strict=True)),
+        "experiments",
     ],
 )
 def test_only_the_public_interface_is_used(room: str) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.recording import Data, network, noise
-from dualform.datasets import catalogue
+from dualform.datasets import image_catalogue
 from dualform.datasets.images import standardised
 
 LAYERS = ("0", "2", "4")  # the linear layers of `network`, by name
@@ -101,7 +101,7 @@ def images_of(directory: Path | None, settings: Settings) -> tuple[Data, Tensor]
         everything = noise(settings.examples + asked)
         images, questions = everything.images.split([settings.examples, asked])
         return Data(images, everything.labels[: settings.examples], everything.source), questions
-    mnist = catalogue.load("mnist", directory)
+    mnist = image_catalogue.load("mnist", directory)
     raw, labels = mnist.train.raw[: settings.examples], mnist.train.labels[: settings.examples]
     return Data(standardised(raw, by=raw), labels, "mnist"), standardised(mnist.test.raw[:asked], by=raw)
 

@@ -80,7 +80,7 @@ def attend(
     rows = read_inputs(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
-    question = _Question(layer, questions, contribution, target)
+    question = _Request(layer, questions, contribution, target)
     found = {one: _ask(memory, network, rows.row(one), question) for one in index or [0]}
     if as_json:
         print_json({"run": str(run), "inputs": [_document(one, answers) for one, answers in found.items()]})
@@ -97,7 +97,7 @@ def _check_contribution(wanted: bool, target: int | None, prompt: list[str] | No
 
 
 @dataclass(frozen=True)
-class _Question:
+class _Request:
     """What is asked of each input, by attention or by contribution to the logit of a class."""
 
     layers: list[str] | None
@@ -107,7 +107,7 @@ class _Question:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _LogitSum:
     """A layer's output along a target: `initial` and all contributions add up to it."""
 
     target: int
@@ -116,7 +116,7 @@ class _Sum:
     first_order: bool  # along the gradient of the logit, for the layer does not compute the logit itself
 
     @classmethod
-    def of(cls, found: "LayerContribution") -> "_Sum":
+    def of(cls, found: "LayerContribution") -> "_LogitSum":
         """Of one input, and of all queries, should the layer have several of it."""
         assert found.classes is not None
         target, initial, output = (one.sum().item() for one in (found.classes, found.initial(), found.output()))
@@ -131,32 +131,32 @@ class _Sum:
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _LayerTables:
     """Of one layer: the top slots, then the totals if there are any."""
 
     tables: list["Table"]
-    total: _Sum | None  # of contributions
+    total: _LogitSum | None  # of contributions
 
 
-def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", question: _Question) -> dict[str, _Answer]:
+def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", question: _Request) -> dict[str, _LayerTables]:
     """The answers of each layer to one input."""
     row = in_precision_of(network, row)
     output_for(network.eval(), row)  # which says so if it does not fit
     spotlight = memory.attend(network, row)
     names = question.layers or list(spotlight)
     if not question.contribution:
-        return {name: _Answer(spotlight[name].collect(*question.tables), None) for name in names}
+        return {name: _LayerTables(spotlight[name].collect(*question.tables), None) for name in names}
     asked = {name: spotlight[name].contribution(question.target) for name in names}
-    return {name: _Answer(one.collect(*question.tables), _Sum.of(one)) for name, one in asked.items()}
+    return {name: _LayerTables(one.collect(*question.tables), _LogitSum.of(one)) for name, one in asked.items()}
 
 
-def _tell(out: "Console", index: int, answers: dict[str, _Answer], groups: str, top: str) -> None:
+def _tell(out: "Console", index: int, answers: dict[str, _LayerTables], groups: str, top: str) -> None:
     for layer, answer in answers.items():
         out.print(f"input {index}, layer {layer}", style="bold")
         _tell_layer(out, answer, groups, top)
 
 
-def _tell_layer(out: "Console", answer: _Answer, groups: str, top: str) -> None:
+def _tell_layer(out: "Console", answer: _LayerTables, groups: str, top: str) -> None:
     from dualform import terminal
 
     best, *totals = answer.tables
@@ -170,10 +170,10 @@ def _tell_layer(out: "Console", answer: _Answer, groups: str, top: str) -> None:
     out.print(terminal.table(best, top), "")
 
 
-def _document(index: int, answers: dict[str, _Answer]) -> dict[str, Any]:
+def _document(index: int, answers: dict[str, _LayerTables]) -> dict[str, Any]:
     return {"index": index, "layers": {layer: _layer_document(answer) for layer, answer in answers.items()}}
 
 
-def _layer_document(answer: _Answer) -> dict[str, Any]:
+def _layer_document(answer: _LayerTables) -> dict[str, Any]:
     tables = {name: list(table.rows()) for name, table in zip(("top", "totals"), answer.tables, strict=False)}
     return tables if answer.total is None else asdict(answer.total) | tables

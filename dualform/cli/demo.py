@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from dualform.experiments.demo import Explanation, Trained
+    from dualform.experiments.demo import DigitClassifier, Explanation
 
 _DEMO = Path("runs/demo")
 _WORDS = (
@@ -37,7 +37,7 @@ def demo(
     from dualform import terminal
     from dualform.experiments import demo as experiment
 
-    optimizer = experiment.known(optimizer)
+    optimizer = experiment.optimizer_name(optimizer)
     _check_free(out, overwrite)
     screen = terminal.console()
     with terminal.progress(quiet(screen, as_json), "training", steps) as done:
@@ -45,12 +45,12 @@ def demo(
     if as_json:
         print_json(outcome.to_dict())
     else:
-        accuracy = f"test accuracy {outcome.trained.accuracy:.1%}"
+        accuracy = f"test accuracy {outcome.classifier.accuracy:.1%}"
         screen.print(f"trained by {optimizer} for {steps:,} steps, {accuracy}\n", style="bold")
         screen.print(*terminal.certificate(outcome.certificate), sep="\n")
         screen.print(_WORDS)
         for one in outcome.explanations:
-            _tell(screen, one, outcome.trained)
+            _tell(screen, one, outcome.classifier)
         screen.print(_farewell(out))
     if not outcome.certificate.ok:
         raise typer.Exit(1)
@@ -65,7 +65,7 @@ def _check_free(out: Path, overwrite: bool) -> None:
         raise RunExists(f"{out} is not empty; choose another directory with --out, or replace a run with --overwrite")
 
 
-def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> None:
+def _tell(out: "Console", explanation: "Explanation", classifier: "DigitClassifier") -> None:
     """One prediction: its attention per class, the digits behind it, and how its logit adds up."""
     from dualform import terminal
     from dualform.experiments.demo import picture
@@ -74,17 +74,17 @@ def _tell(out: "Console", explanation: "Explanation", trained: "Trained") -> Non
     styles = {true: "bold red", predicted: "bold green" if predicted == true else "bold blue"}
     out.print(f"\ntest digit {explanation.index}: predicted {predicted}, true {true}", style="bold")
     out.print(terminal.side_by_side(explanation.totals, "label", styles), "")
-    test, training = trained.digits.test.raw, trained.digits.train.raw
+    test, training = classifier.digits.test.raw, classifier.digits.train.raw
     for layer, top in explanation.top.items():
         images = [picture(test, explanation.index), *picture(training, top["id"])]
         below = [f"{row['label']} (id {row['id']})\n{row['score']:,.0f}\n{row['visits']} visits" for row in top.rows()]
         out.print(f"{layer}: the training digits with the highest attention")
         out.print(terminal.pictures(out, images, ["test digit", *below]), "")
-    _tell_contributions(out, explanation, trained, styles)
+    _tell_contributions(out, explanation, classifier, styles)
 
 
 def _tell_contributions(
-    out: "Console", explanation: "Explanation", trained: "Trained", styles: "Mapping[int, str]"
+    out: "Console", explanation: "Explanation", classifier: "DigitClassifier", styles: "Mapping[int, str]"
 ) -> None:
     """How the logit of the predicted class adds up, and the training digits at both ends."""
     from dualform import terminal
@@ -97,7 +97,10 @@ def _tell_contributions(
     out.print(terminal.addends({"initial part": found.initial, **classes}, "logit", marked), "")
     sides = {"for": ("highest", found.highest()), "against": ("lowest", found.lowest())}
     for side, (end, table) in sides.items():
-        images = [picture(trained.digits.test.raw, explanation.index), *picture(trained.digits.train.raw, table["id"])]
+        images = [
+            picture(classifier.digits.test.raw, explanation.index),
+            *picture(classifier.digits.train.raw, table["id"]),
+        ]
         below = [f"{row['label']} (id {row['id']})\n{row['contribution']:+.3g}" for row in table.rows()]
         out.print(f"{OUTPUT}: training digits that speak most {side} class {found.target}: {end} contributions")
         out.print(terminal.pictures(out, images, ["test digit", *below]), "")

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from dualform.experiments.language.answers import Answer
+    from dualform.experiments.language.answers import PromptAnswer
     from dualform.memory import Memory
 
 
@@ -36,7 +36,7 @@ def answer_prompts(
         _tell(out, answer)
 
 
-def _tell(out: "Console", answer: "Answer") -> None:
+def _tell(out: "Console", answer: "PromptAnswer") -> None:
     from dualform import terminal
     from dualform.text import to_plain, to_rich
 

@@ -59,11 +59,11 @@ def _images(name: str, summary: str) -> Callable[..., None]:
         as_json: AsJson = False,
     ) -> None:
         from dualform.experiments import reproduce as experiments
-        from dualform.experiments.plan import EXPERIMENTS, Settings
+        from dualform.experiments.plan import IMAGE_EXPERIMENTS, ImageOptions
 
         place, screen, stage = _begin(name, out, overwrite, as_json)
-        settings = Settings(dataset, data, seeds, steps, keep_run, tuple(index or ()))
-        outcome = experiments.reproduce(EXPERIMENTS[name], settings, place, stage)
+        options = ImageOptions(dataset, data, seeds, steps, keep_run, tuple(index or ()))
+        outcome = experiments.reproduce(IMAGE_EXPERIMENTS[name], options, place, stage)
         _tell(screen, outcome, as_json)
         if not outcome.certified:
             raise typer.Exit(1)
@@ -113,12 +113,12 @@ def _language(name: str, summary: str) -> Callable[..., None]:
         overwrite: Overwrite = False,
         as_json: AsJson = False,
     ) -> None:
-        from dualform.experiments.language.plan import EXPERIMENTS, Settings
+        from dualform.experiments.language.plan import LANGUAGE_EXPERIMENTS, LanguageOptions
         from dualform.experiments.language.reproduce import reproduce as run
 
         place, screen, stage = _begin(name, out, overwrite, as_json)
-        settings = Settings(dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values)
-        _tell(screen, run(EXPERIMENTS[name], settings, place, stage), as_json)
+        options = LanguageOptions(dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values)
+        _tell(screen, run(LANGUAGE_EXPERIMENTS[name], options, place, stage), as_json)
         if not as_json:
             screen.print(f'Ask it more: dualform attend {place / "runs" / name} --prompt "..."')
 
@@ -141,10 +141,10 @@ for _name, _summary in _LANGUAGE.items():
 def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tuple[Path, Console, Stage]":
     """Room for the results, where to tell of them, and where progress goes."""
     from dualform import terminal
-    from dualform.experiments.room import make_room
+    from dualform.experiments.result_files import prepare_directory
 
     place = out or Path("results") / name
-    make_room(place, overwrite)
+    prepare_directory(place, overwrite)
     screen = terminal.console()
     return place, screen, partial(terminal.progress, quiet(screen, as_json))
 
@@ -163,6 +163,6 @@ def _tell(out: "Console", outcome: "Outcome", as_json: bool) -> None:
             out.print(section.text)
         if section.columns:
             out.print(terminal.grid(section.columns, section.rows))
-        for one in section.excerpts:
-            out.print(terminal.passages(out, one.found, one.title))
+        for part in section.excerpts:
+            out.print(terminal.passages(out, part.passages, part.title))
     out.print(f"\nAll of this, and more, is in {outcome.out / 'index.html'}")

@@ -1,1 +1,1 @@
-"""Data sets: finding them, checking them, handing them out as tensors."""
+"""Data sets: find or download them, check them, and load them as tensors and texts."""

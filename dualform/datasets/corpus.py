@@ -1,10 +1,10 @@
-"""Texts to learn from: a part to train with, a part to be tested with, and where their titled pieces begin.
+"""Texts for language models: a training and a test part, and where their titled pieces begin.
 
-    corpus = library.load("aesop")
+    corpus = text_catalogue.load("aesop")
     corpus.train.titles[0]                  # (0, "The Wolf and the Lamb")
-    from_file(Path("letters.txt"))          # any text of one's own
+    from_file(Path("letters.txt"))          # any text of your own
 
-The two parts are never mixed: a position is a place in one of them.
+The two parts are never mixed: a position belongs to one of them.
 """
 
 import gzip
@@ -15,44 +15,74 @@ from typing import Literal
 
 from dualform.errors import DataError
 
-Words = Literal["prose", "wikitext"]  # how `tokens` tells words apart
+WordStyle = Literal["prose", "wikitext"]  # how a text is split into words, by `tokens`
 
-SHORTEST = 1000  # characters of a text that can be parted
-INSTEAD = "give any text of your own with --text FILE"
+MIN_CHARACTERS = 1000  # of a text that can be split into training and test part
+ALTERNATIVE = "give any text of your own with --text FILE"
 _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True)
 class Part:
-    """A text and what stands where in it. Titled pieces begin with a line, never within a word."""
+    """The training or the test part of a text. Titled pieces begin with a line, never within a word.
+
+    Attributes:
+        text: all of it.
+        titles: offset of the first character and title of each titled piece, ascending.
+    """
 
     text: str
-    titles: tuple[tuple[int, str], ...] = ()  # the character at which each titled piece begins, ascending
+    titles: tuple[tuple[int, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A text in a part to learn from and a part to be tested with."""
+    """A text in a training and a test part.
+
+    Attributes:
+        name: of the text.
+        train: part to train on.
+        test: part to test on.
+        words: how it is split into words.
+        note: what its users should know, if anything.
+    """
 
     name: str
     train: Part
     test: Part
-    words: Words = "prose"
-    note: str | None = None  # what whoever uses it should be told
+    words: WordStyle = "prose"
+    note: str | None = None
 
 
 def from_file(path: Path) -> Corpus:
-    """A file of one's own; the last tenth of it, from a line end if there is one near, is the test text."""
+    """Load a text of your own. Its last tenth, from the next line end if it is near, is the test part.
+
+    Args:
+        path: a file in UTF-8, gzipped or not.
+    """
     text = read_text(path).strip()
-    if len(text) < SHORTEST:
-        raise DataError(f"{path} holds {len(text):,} characters; a text to learn from needs {SHORTEST:,} or more")
-    cut = _cut(text)
+    if len(text) < MIN_CHARACTERS:
+        raise DataError(f"{path} holds {len(text):,} characters; a training text needs {MIN_CHARACTERS:,} or more")
+    cut = len(text) * 9 // 10
+    line_end = text.find("\n", cut, cut + len(text) // 20)  # so near that a twentieth is left for testing
+    if line_end >= 0:
+        cut = line_end + 1
     return Corpus(path.name, train=Part(text[:cut]), test=Part(text[cut:]))
 
 
 def read_text(path: Path) -> str:
-    """The text in a UTF-8 file, gzipped or not, with line ends as `\\n` and without a byte order mark."""
-    content = _content(path)
+    """Read a UTF-8 file, gzipped or not; line ends become `\\n`, and a byte order mark is removed."""
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if content.startswith(_GZIP) else content
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {path}; check its name and the current directory") from error
+    except IsADirectoryError as error:
+        raise DataError(f"{path} is a directory; name a file in it") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path} cannot be decompressed ({error}); replace it") from error
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
     if (zero := content.find(b"\0")) >= 0:
         raise _not_text(path, f"byte {zero:,} is zero")
     try:
@@ -62,27 +92,6 @@ def read_text(path: Path) -> str:
     if not text.strip("\ufeff \t\r\n"):
         raise DataError(f"{path} holds no text, only {len(content):,} bytes of white space; give another file")
     return text.removeprefix("\ufeff").replace("\r\n", "\n")
-
-
-def _cut(text: str) -> int:
-    """Where the last tenth begins; never so near the end that less than a twentieth is left."""
-    tenth = len(text) * 9 // 10
-    line_end = text.find("\n", tenth, tenth + len(text) // 20)
-    return line_end + 1 if line_end >= 0 else tenth
-
-
-def _content(path: Path) -> bytes:
-    try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(_GZIP) else content
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {path}; check its name, and where you are") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; name a file of text in it") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} cannot be decompressed ({error}); replace it") from error
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _not_text(path: Path, what: str) -> DataError:

@@ -1,11 +1,11 @@
 """Handwritten digits that come with scikit-learn: 1,797 images of 8 x 8 pixels, no download.
 
     digits = load()
-    digits.train.raw             # (1437, 64), ink from 0 to 16
+    digits.train.raw             # (1437, 64), pixels from 0 to 16
     digits.test.labels           # (360,)
-    turned().test.raw            # the same 360 lying on their side, ink and paper exchanged
+    load_turned().test.raw       # the same 360, turned by a right angle and inverted
 
-The order and the split are fixed, so that row numbers mean the same everywhere, in both sets.
+Order and split are fixed, so that a row number means the same image everywhere, in both sets.
 """
 
 import numpy as np
@@ -17,31 +17,29 @@ from dualform.errors import MissingExtra
 
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 IMAGE_SHAPE = (8, 8)
-TRAINING = 1437  # of 1,797
-MOST_INK = 16
+TRAINING_COUNT = 1437  # images, of 1,797
+MAX_PIXEL = 16
 _SPLIT_SEED = 0
 
 
 def load() -> ImageSet:
-    """All digits, four in five of them for training."""
+    """Load all digits, four in five of them for training."""
     pixels, labels = _embedded()
-    return _in_order("digits", CLASS_NAMES, pixels, labels)
+    return _split("digits", CLASS_NAMES, pixels, labels)
 
 
-def turned() -> ImageSet:
-    """A second task of the same handwriting: turned to the left by a right angle, ink and paper exchanged."""
+def load_turned() -> ImageSet:
+    """Load a second task made of the same digits: turned to the left by a right angle, and inverted."""
     pixels, labels = _embedded()
     upright = pixels.reshape(-1, *IMAGE_SHAPE)
-    lying = np.rot90(upright, axes=(1, 2)).reshape(pixels.shape)  # (1797, 64)
-    return _in_order("turned-digits", tuple(f"turned {name}" for name in CLASS_NAMES), MOST_INK - lying, labels)
+    turned = np.rot90(upright, axes=(1, 2)).reshape(pixels.shape)  # (1797, 64)
+    return _split("turned-digits", tuple(f"turned {name}" for name in CLASS_NAMES), MAX_PIXEL - turned, labels)
 
 
-def _in_order(
-    name: str, class_names: tuple[str, ...], pixels: NDArray[np.uint8], labels: NDArray[np.int64]
-) -> ImageSet:
+def _split(name: str, class_names: tuple[str, ...], pixels: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet:
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(pixels))
     raw, label = torch.from_numpy(pixels[order]), torch.from_numpy(labels[order])
-    train, test = (Split(raw[part], label[part]) for part in (slice(None, TRAINING), slice(TRAINING, None)))
+    train, test = (Split(raw[part], label[part]) for part in (slice(None, TRAINING_COUNT), slice(TRAINING_COUNT, None)))
     return ImageSet(name, class_names, IMAGE_SHAPE, train, test)
 
 

@@ -1,9 +1,9 @@
-"""One file from the first mirror that has it, whole or not at all.
+"""Download a file from the first mirror that has it, completely or not at all.
 
     fetch(["https://a.org/x.gz", "https://b.org/x.gz"], Path("cache/x.gz"), sha256="65a5...")
 
-The digest is of the decompressed bytes: mirrors may pack the same content differently. Where they differ in
-more than that, `digest` says how it is taken.
+The digest is of the decompressed bytes: mirrors may compress the same content differently. If they differ in
+more than that, pass a `digest` of your own.
 """
 
 import gzip
@@ -25,48 +25,73 @@ Progress = Callable[[str, int, int | None], None]  # file name, bytes so far, by
 Digest = Callable[[Path], str]  # of a file, in hexadecimal digits
 
 TIMEOUT = 20.0  # seconds without a byte
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _MIRROR_FAILED = (DataError, OSError, HTTPException, EOFError, zlib.error)
 
 
-def silent(file: str, done: int, total: int | None) -> None:
-    """Progress that nobody watches."""
+def no_progress(file: str, done: int, total: int | None) -> None:
+    """Ignore the progress of a download."""
 
 
 def fetch(
     urls: Sequence[str],
     path: Path,
     sha256: str,
-    progress: Progress = silent,
+    progress: Progress = no_progress,
     *,
     digest: Digest | None = None,
     timeout: float = TIMEOUT,
 ) -> None:
-    """Download to `path`, gzipped if it ends in `.gz`; a mirror that fails in any way is passed over."""
-    _make_directory(path.parent)
-    check = partial(_check, sha256=sha256, digest=digest or partial(_sha256, gzipped=path.suffix == ".gz"))
+    """Download a file; a mirror that fails in any way is skipped.
+
+    Args:
+        urls: mirrors, tried in this order.
+        path: where to put the file; what the mirrors have is gzipped if it ends in `.gz`.
+        sha256: expected digest.
+        progress: called with file name, bytes so far and bytes in all.
+        digest: how to compute the digest of the file, by default of its decompressed bytes.
+        timeout: seconds without a byte until a mirror is given up.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot make {path.parent} for downloads: {error.strerror or error}") from error
+    digest = digest or partial(_sha256, gzipped=path.suffix == ".gz")
     failures = []
     for url in urls:
         try:
-            _fetch_from(url, path, check, partial(progress, path.name), timeout)
+            with atomic_path(path) as temporary:
+                with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
+                    _copy(response, file, partial(progress, path.name))
+                actual = digest(temporary)
+                if actual != sha256:
+                    raise DataError(f"it is another file: SHA-256 {actual[:12]}..., not {sha256[:12]}...")
             return
         except _MIRROR_FAILED as error:
             failures.append(f"{url}: {_reason(error)}")
-    raise DataError(f"no mirror gave {path.name} ({'; '.join(failures)})")
+    raise DataError(f"cannot download {path.name} from any mirror ({'; '.join(failures)})")
 
 
-def not_to_be_had(name: str, folder: Path, files: Sequence[str], why: DataError, instead: str) -> DataError:
-    """What to put where, and what else there is, when a data set is neither found nor downloaded."""
+def unavailable(name: str, folder: Path, files: Sequence[str], why: DataError, instead: str) -> DataError:
+    """Return the error for a data set that is neither found nor downloaded.
+
+    Args:
+        name: of the data set.
+        folder: where the user can put its files.
+        files: names of the files.
+        why: error of the download.
+        instead: what else the user can do.
+    """
     return DataError(
         f"{name} was not found, and could not be downloaded: {why}. "
-        f"Put these files, as they are or with .gz, into {folder}: {', '.join(files)}. Or {instead}"
+        f"Put these files, gzipped or not, into {folder}: {', '.join(files)}. Or {instead}"
     )
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[Path]:
-    """Where to write what is to become `path`: it takes its place at the end, or leaves nothing behind."""
-    # The process is in the name, so that two downloads at once do not write into each other's file.
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary path that replaces `path` at the end; after an error nothing is left."""
+    # The process id is in the name, so that two downloads at once do not write into the same file.
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         yield temporary
@@ -75,27 +100,11 @@ def whole(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DataError(f"cannot make {path} for downloads: {error.strerror or error}") from error
-
-
-def _fetch_from(
-    url: str, path: Path, check: Callable[[Path], None], progress: Callable[[int, int | None], None], timeout: float
-) -> None:
-    with whole(path) as temporary:
-        with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
-            _copy(response, file, progress)
-        check(temporary)
-
-
 def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int | None], None]) -> None:
     length = response.headers.get("Content-Length", "")
     total = int(length) if length.isdecimal() else None
     done = 0
-    while chunk := response.read(_CHUNK):
+    while chunk := response.read(_CHUNK_BYTES):
         file.write(chunk)
         done += len(chunk)
         progress(done, total)
@@ -103,12 +112,6 @@ def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int |
         raise DataError(f"the connection ended after {done:,} of {total:,} bytes")
     file.flush()
     os.fsync(file.fileno())
-
-
-def _check(path: Path, sha256: str, digest: Digest) -> None:
-    found = digest(path)
-    if found != sha256:
-        raise DataError(f"it is another file: SHA-256 {found[:12]}..., not {sha256[:12]}...")
 
 
 def _sha256(path: Path, gzipped: bool) -> str:
@@ -120,5 +123,5 @@ def _reason(error: Exception) -> str:
     if isinstance(error, HTTPError):
         error.close()  # it is the response as well, and holds its connection
         return f"{error.code} {error.reason}"
-    reason = getattr(error, "reason", error)  # urllib wraps what the system says
+    reason = getattr(error, "reason", error)  # urllib wraps the error of the system
     return str(getattr(reason, "strerror", None) or reason) or type(error).__name__

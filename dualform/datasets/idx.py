@@ -1,4 +1,4 @@
-"""IDX files: arrays of bytes behind a header, the format in which MNIST is published.
+"""Read IDX files, the format in which MNIST is published: an array of bytes after a header.
 
     read(Path("train-images-idx3-ubyte.gz"))        # (60000, 28, 28) uint8
 
@@ -22,29 +22,25 @@ _DIMENSIONS = range(1, 5)  # images of several channels have four
 
 
 def read(path: Path) -> NDArray[np.uint8]:
-    """The array in an IDX file, gzipped or not: its first bytes decide, for names may have lost their ending."""
-    content = _content(path)
-    shape = _shape(path, content)
-    start = 4 + 4 * len(shape)
-    there, expected = len(content) - start, math.prod(shape)
-    if there != expected:
-        raise _malformed(path, f"its header announces {shape}, {expected:,} bytes, and {there:,} follow")
-    # A copy, because bytes cannot be written to, and torch warns about tensors over such memory.
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
-
-
-def _content(path: Path) -> bytes:
+    """Return the array in an IDX file, gzipped or not: its first bytes decide, for names may have lost their suffix."""
     try:
         content = path.read_bytes()
-        return gzip.decompress(content) if content.startswith(_GZIP) else content
+        content = gzip.decompress(content) if content.startswith(_GZIP) else content
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _malformed(path, f"it cannot be decompressed ({error})") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    shape = _shape(path, content)
+    start = 4 + 4 * len(shape)
+    actual, expected = len(content) - start, math.prod(shape)
+    if actual != expected:
+        raise _malformed(path, f"its header announces {shape}, {expected:,} bytes, and {actual:,} follow")
+    # A copy, because bytes are read-only, and torch warns about tensors over such memory.
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
 def _shape(path: Path, content: bytes) -> tuple[int, ...]:
-    """The header, without a look at what follows it."""
+    """Return the shape that the header announces."""
     if len(content) < 4 or content[:2] != b"\0\0":
         raise _malformed(path, f"it begins with {content[:4]!r}")
     kind, dimensions = content[2], content[3]
@@ -61,4 +57,4 @@ def _shape(path: Path, content: bytes) -> tuple[int, ...]:
 
 
 def _malformed(path: Path, what: str) -> DataError:
-    return DataError(f"{path} is not a whole IDX file of bytes: {what}; replace or remove it")
+    return DataError(f"corrupt IDX file {path}: {what}; replace or remove it")

@@ -1,6 +1,6 @@
-"""Images with labels: what every image data set is handed out as.
+"""Images with labels: what every image data set is loaded as.
 
-    data = catalogue.load("mnist")
+    data = image_catalogue.load("mnist")
     data.train.raw                                         # (60000, 784) uint8, as people see them
     standardised(data.test.raw, by=data.train.raw)         # (10000, 784) float32, as networks see them
 
@@ -17,35 +17,54 @@ from dualform.errors import DataError
 
 @dataclass(frozen=True)
 class Split:
-    """One part of a data set."""
+    """The training or the test part of a data set.
 
-    raw: Tensor  # (n, height * width) uint8
-    labels: Tensor  # (n,) int64
+    Attributes:
+        raw: pixels, (n, height * width) uint8.
+        labels: number of the class of each image, (n,) int64.
+    """
+
+    raw: Tensor
+    labels: Tensor
 
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set of grey images, in a part to learn from and a part to be tested with."""
+    """A data set of grey images, in a training and a test part.
+
+    Attributes:
+        name: of the data set.
+        class_names: name of each label.
+        image_shape: height and width.
+        train: part to train on.
+        test: part to test on.
+    """
 
     name: str
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int]  # height, width
+    image_shape: tuple[int, int]
     train: Split
     test: Split
 
 
 def standardised(raw: Tensor, by: Tensor) -> Tensor:
-    """Pixels in units of the deviation of `by`, around its mean: (n, pixels) float32.
+    """Return pixels standardised by the mean and the standard deviation of other images.
 
-    One mean and one deviation for all pixels: some at the border are never inked, their own would be 0.
+        standardised(data.test.raw, by=data.train.raw)
+
+    There is one mean and one deviation for all pixels: at the border some pixels never vary, and have a deviation of 0.
+
+    Args:
+        raw: images, (n, pixels).
+        by: images whose mean and deviation are taken, usually the training set.
+
+    Returns:
+        Tensor of shape (n, pixels), float32.
     """
-    mean, deviation = _mean_and_deviation(by)
+    reference = by.float()
+    mean, deviation = reference.mean(), reference.std()
+    del reference  # as large as the result
     if not deviation > 0:
         raise DataError("cannot standardise by images whose pixels are all the same")
-    pixels = raw.to(torch.float32, copy=True)  # a copy to be changed in place: a second one of MNIST is 188 MB
+    pixels = raw.to(torch.float32, copy=True)  # changed in place, for another copy of MNIST takes 188 MB
     return pixels.sub_(mean).div_(deviation)
-
-
-def _mean_and_deviation(raw: Tensor) -> tuple[Tensor, Tensor]:
-    ink = raw.float()
-    return ink.mean(), ink.std()

@@ -1,10 +1,10 @@
 """MNIST and Fashion-MNIST: 60,000 + 10,000 grey images of 28 x 28 pixels, found on disk or downloaded.
 
     data = load("fashion-mnist")
-    data.train.raw               # (60000, 784), ink from 0 to 255
+    data.train.raw               # (60000, 784), pixels from 0 to 255
     data.test.labels             # (10000,)
 
-Digests are checked after a download only. What is found on disk has to look right: shapes, counts, labels.
+Digests are checked after a download only; of files on disk, shapes, counts and labels are.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,21 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from dualform.datasets import idx, places
-from dualform.datasets.download import Progress, fetch, not_to_be_had, silent
+from dualform.datasets.download import Progress, fetch, no_progress, unavailable
 from dualform.datasets.images import ImageSet, Split
 from dualform.errors import DataError, UnknownName
 
 IMAGE_SHAPE = (28, 28)
 _IMAGES, _LABELS = "{}-images-idx3-ubyte", "{}-labels-idx1-ubyte"
 _TRAIN, _TEST = "train", "t10k"
-_INSTEAD = "try --dataset digits, which works without any data"
+_ALTERNATIVE = "try --dataset digits, which works without any data"
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is to be had, and what it is of."""
+    """Where a data set can be found, and its classes."""
 
     class_names: tuple[str, ...]
     folders: tuple[str, ...]  # below a root: our own name for it, then torchvision's
@@ -74,20 +73,26 @@ SOURCES = {
 }  # fmt: skip
 
 
-def load(name: str, data: Path | None = None, progress: Progress = silent) -> ImageSet:
-    """`mnist` or `fashion-mnist`, from below `data` or wherever else it is; else downloaded to the cache."""
+def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> ImageSet:
+    """Load MNIST or Fashion-MNIST, from one of the usual places or downloaded to the cache.
+
+    Args:
+        name: `mnist` or `fashion-mnist`.
+        data: directory to look in first.
+        progress: called with file name, bytes so far and bytes in all during a download.
+    """
     if name not in SOURCES:
         raise UnknownName("data set", name, SOURCES)
     source = SOURCES[name]
     folder = places.find(source.folders, source.files, data)
     if folder is None:
-        folder = _downloaded(name, source, data, progress)
+        folder = _download(name, source, data, progress)
     train, test = (_split(folder, part, len(source.class_names)) for part in (_TRAIN, _TEST))
     return ImageSet(name, source.class_names, IMAGE_SHAPE, train, test)
 
 
-def _downloaded(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
-    """The folder in the cache, with what was missing there."""
+def _download(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
+    """Download the missing files to the cache, and return the folder."""
     folder = places.cache() / source.folders[0]
     for file in places.missing(folder, source.files):
         urls = [f"{mirror}{file}.gz" for mirror in source.mirrors]
@@ -96,28 +101,22 @@ def _downloaded(name: str, source: Source, data: Path | None, progress: Progress
         except DataError as error:
             wanted = next(places.roots(data)) / source.folders[0]
             missing = places.missing(wanted, source.files)
-            raise not_to_be_had(name, wanted, missing, error, _INSTEAD) from error
+            raise unavailable(name, wanted, missing, error, _ALTERNATIVE) from error
     return folder
 
 
 def _split(folder: Path, part: str, classes: int) -> Split:
-    images_path, labels_path = (places.located(folder, name.format(part)) for name in (_IMAGES, _LABELS))
+    images_path, labels_path = (places.locate(folder, name.format(part)) for name in (_IMAGES, _LABELS))
     if images_path is None or labels_path is None:
-        raise DataError(f"files of {folder} went away while they were read; try again")
+        raise DataError(f"files of {folder} were removed before they were read; try again")
     images, labels = idx.read(images_path), idx.read(labels_path)
-    _check_images(images_path, images)
-    _check_labels(labels_path, labels, len(images), classes)
+    if images.ndim != 3 or images.shape[1:] != IMAGE_SHAPE:
+        reason = f"an array of shape {images.shape}; expected images of shape (count, 28, 28)"
+        raise DataError(f"{images_path} holds {reason}")
+    if labels.shape != (len(images),):
+        reason = f"labels of shape {labels.shape}; expected one for each of {len(images):,} images"
+        raise DataError(f"{labels_path} holds {reason}")
+    if labels.max() >= classes:
+        raise DataError(f"{labels_path} holds the label {labels.max()}; expected labels from 0 to {classes - 1}")
     raw = torch.from_numpy(images).flatten(start_dim=1)  # (n, 784)
     return Split(raw, torch.from_numpy(labels.astype(np.int64)))
-
-
-def _check_images(path: Path, images: NDArray[np.uint8]) -> None:
-    if images.ndim != 3 or images.shape[1:] != IMAGE_SHAPE:
-        raise DataError(f"{path} holds an array of shape {images.shape}; images are (count, 28, 28)")
-
-
-def _check_labels(path: Path, labels: NDArray[np.uint8], count: int, classes: int) -> None:
-    if labels.shape != (count,):
-        raise DataError(f"{path} holds labels of shape {labels.shape}, for {count:,} images beside them")
-    if labels.max() >= classes:
-        raise DataError(f"{path} holds the label {labels.max()}; labels are 0 to {classes - 1}")

@@ -10,47 +10,41 @@ The text is that of the Python in use: another version of it has other words at 
 import re
 from collections.abc import Mapping, Sequence
 
-from dualform.datasets.corpus import INSTEAD, Corpus, Part
+from dualform.datasets.corpus import ALTERNATIVE, Corpus, Part
 from dualform.errors import DataError
 
 NAME = "topics"
-EACH = 10  # of so many topics, one is for testing
+TEST_EVERY = 10  # one topic in so many is for testing
 _UNDERLINE = re.compile(r'^([*=~^"-])\1+$', re.MULTILINE)
 _BETWEEN = "\n\n\n"
 
 
 def load() -> Corpus:
-    """All topics in the order of their names, each titled with its first line."""
-    topics = _embedded()
-    by_length = _without_repeats(topics)
-    # By length, for they differ: any tenth of the names may hold a hundredth of the text, or a quarter.
-    held_out = set(by_length[EACH // 2 :: EACH])
+    """Load all topics in the order of their names; the title of each is its first line."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise DataError(f"this Python was installed without pydoc_data.topics; {ALTERNATIVE}") from error
+    by_length = _distinct(topics)
+    # By length, for lengths differ: any tenth of the names may hold a hundredth of the text, or a quarter.
+    held_out = set(by_length[TEST_EVERY // 2 :: TEST_EVERY])
     train, test = (sorted(names) for names in (set(by_length) - held_out, held_out))
     return Corpus(NAME, train=_joined(topics, train), test=_joined(topics, test))
 
 
-def _embedded() -> Mapping[str, str]:
-    try:
-        from pydoc_data.topics import topics
-    except ImportError as error:
-        raise DataError(f"this Python was installed without pydoc_data.topics; {INSTEAD}") from error
-    return topics
+def _distinct(topics: Mapping[str, str]) -> list[str]:
+    """Return the topics that are no section of a longer one, the longest first.
 
-
-def _without_repeats(topics: Mapping[str, str]) -> list[str]:
-    """The longest first. One in four is a section of a longer one: learnt twice, or learnt and then tested with."""
+    One in four is such a section: it would be trained on twice, or trained on and tested with.
+    """
     kept: dict[str, str] = {}
     for name in sorted(topics, key=lambda name: (-len(topics[name]), name)):
-        plain = _plain(topics[name])
+        # Lines below headings depend on how deep in a topic a section is.
+        plain = _UNDERLINE.sub("", topics[name].strip())
         body = plain.partition("\n")[2].strip()
         if not any(body in longer for longer in kept.values()):
             kept[name] = plain
     return list(kept)
-
-
-def _plain(topic: str) -> str:
-    """Without the lines below headings, which depend on how deep in a topic a section is."""
-    return _UNDERLINE.sub("", topic.strip())
 
 
 def _joined(topics: Mapping[str, str], names: Sequence[str]) -> Part:

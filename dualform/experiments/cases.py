@@ -1,7 +1,7 @@
-"""The test inputs that figures are about, chosen by rule: the paper's cases, or those a user names.
+"""Select the test inputs that figures are about: the paper's cases, or those that a user names.
 
-The first test input of a class that the network gets right; or, for the digit the paper finds mistaken
-for another class, the first one mistaken for just that, else the first mistaken at all.
+A case of the paper is the first test input of a class that the network gets right; or, for the digit that the
+paper finds mistaken for another class, the first one mistaken for that class, or else for any.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from dualform.experiments.tasks import Task
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A case of the paper: a class of one of the tasks, and what the network should make of it."""
+class PaperCase:
+    """A case of the paper: a class of one of the tasks, and how the network classifies it."""
 
     task: int  # number of the task
     label: int
@@ -25,8 +25,8 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A test input, and what the network says of it."""
+class SelectedInput:
+    """A test input, and what the network predicts for it."""
 
     task: Task
     index: int  # in the task's test set
@@ -36,7 +36,7 @@ class Chosen:
 
     @property
     def name(self) -> str:
-        """For files: `mnist-6`, `mnist-1-as-3`, `mnist-input-12`."""
+        """Name for files: `mnist-6`, `mnist-1-as-3`, `mnist-input-12`."""
         if not self.figures:
             return f"{self.task.name}-input-{self.index}"
         mistake = "" if self.true == self.predicted else f"-as-{self.predicted}"
@@ -50,44 +50,58 @@ class Chosen:
 
     @property
     def image(self) -> Tensor:
-        """As the network sees it: (pixels,)"""
+        """Standardised pixels, as the network sees them, (pixels,)."""
         return self.task.test.images[self.index]
 
 
-def choose(wanted: Sequence[Wanted], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[Chosen]:
-    """The paper's cases among the test inputs; `predictions` are the network's, by task."""
-    found = []
-    for case in wanted:
+def select_paper_cases(
+    cases: Sequence[PaperCase], tasks: Sequence[Task], predictions: Sequence[Tensor]
+) -> list[SelectedInput]:
+    """Return a test input for each of the paper's cases.
+
+    Args:
+        cases: of the paper.
+        tasks: of the experiment.
+        predictions: of the network, by task.
+    """
+    selected = []
+    for case in cases:
         task, predicted = tasks[case.task], predictions[case.task]
         index = _first(case, task.test.labels, predicted)
-        found.append(Chosen(task, index, case.label, int(predicted[index]), case.figures))
-    return found
+        selected.append(SelectedInput(task, index, case.label, int(predicted[index]), case.figures))
+    return selected
 
 
-def _first(case: Wanted, labels: Tensor, predicted: Tensor) -> int:
-    """The first of its class that fits best."""
+def _first(case: PaperCase, labels: Tensor, predicted: Tensor) -> int:
+    """Return the index of the first test input that fits a case best."""
     own, right = labels == case.label, predicted == labels
-    as_told = own & right if case.taken_for is None else own & (predicted == case.taken_for)
-    nearly = own & right if case.taken_for is None else own & ~right
-    for fitting in (as_told, nearly, own):
+    exact = own & right if case.taken_for is None else own & (predicted == case.taken_for)
+    similar = own & right if case.taken_for is None else own & ~right
+    for fitting in (exact, similar, own):
         if fitting.any():
             return int(torch.nonzero(fitting)[0])
     raise QueryError(f"there is no test input of class {case.label}")
 
 
-def named(names: Sequence[str], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[Chosen]:
-    """Inputs a user names: `12`, or with several tasks `fashion-mnist:12`."""
+def select_named(names: Sequence[str], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[SelectedInput]:
+    """Return the test inputs that a user names.
+
+    Args:
+        names: `12`, or with several tasks `fashion-mnist:12`.
+        tasks: of the experiment.
+        predictions: of the network, by task.
+    """
     known = {task.name: number for number, task in enumerate(tasks)}
-    found = []
+    selected = []
     for name in names:
-        of, _, digits = name.rpartition(":")
-        if of and of not in known:
-            raise UnknownName("task", of, known)
-        number = known[of] if of else 0
+        task_name, _, digits = name.rpartition(":")
+        if task_name and task_name not in known:
+            raise UnknownName("task", task_name, known)
+        number = known[task_name] if task_name else 0
         index = _index(digits, len(tasks[number].test))
         true, predicted = int(tasks[number].test.labels[index]), int(predictions[number][index])
-        found.append(Chosen(tasks[number], index, true, predicted, figures=""))
-    return found
+        selected.append(SelectedInput(tasks[number], index, true, predicted, figures=""))
+    return selected
 
 
 def _index(digits: str, count: int) -> int:

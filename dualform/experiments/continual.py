@@ -1,8 +1,8 @@
-"""What continual learning forgot, and how much of it comes back when the later task is muted.
+"""Measure what continual learning forgot, and how much of it comes back when the later task is muted.
 
 The paper says that leaving out the second task's slots would bring the first task back; here it is done.
 Two ways of going back differ a little. `until` is the network as it was after the first task. Muting
-keeps the coefficients of the full run: momentum still pays out what the first task had gathered after
+keeps the coefficients of the full run: momentum still adds what the first task had gathered after
 its last step, and errors of the second task, which are left out, were computed in the joint run.
 """
 
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import nn
 
 import dualform
-from dualform.experiments.cases import Chosen
+from dualform.experiments.cases import SelectedInput
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import accuracy
 
-Accuracies = dict[str, dict[str, float]]  # way of looking at the run -> task -> per cent
+Accuracies = dict[str, dict[str, float]]  # view of the run -> task -> per cent
 
 
 def accuracies(memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task], first_steps: int) -> Accuracies:
-    """On both tasks: at the end, at the end of the first task, and with either task muted."""
+    """Return the accuracies on both tasks: at the end, after the first task, and with either task muted."""
     first, second = tasks
     views = {
         "final": memory,
@@ -37,10 +37,10 @@ def accuracies(memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task],
 
 
 @dataclass(frozen=True)
-class Story:
-    """A digit mistaken after the second task: as it is, with one class of that task muted, with all of it muted."""
+class MutedPredictions:
+    """Predictions for a digit that is mistaken after the second task: with nothing, one class, or all of it muted."""
 
-    case: Chosen
+    case: SelectedInput
     muted_task: str
     muted_class: str
     before: dict[str, float]  # probability by class name of the digit's own task
@@ -63,27 +63,35 @@ class Story:
 
 
 def most_likely(probabilities: Mapping[str, float]) -> str:
+    """Return the class with the highest probability."""
     return max(probabilities, key=probabilities.__getitem__)
 
 
-def story(memory: dualform.Memory, model: nn.Module, case: Chosen, second: Task) -> Story:
-    """Mute the second task's class whose output the digit was taken for, and nothing else; then all of that task."""
+def predict_muted(memory: dualform.Memory, model: nn.Module, case: SelectedInput, second: Task) -> MutedPredictions:
+    """Predict a digit with nothing muted, with only the second task's class that it was taken for, and with all of it.
+
+    Args:
+        memory: of the run.
+        model: as it was trained.
+        case: a digit of the first task that is mistaken.
+        second: the second task.
+    """
     without_class = memory.without(task=second.name, label=case.predicted).model(model)
     without_task = memory.without(task=second.name).model(model)
-    said = (_probabilities(network, case) for network in (model, without_class, without_task))
-    return Story(case, second.name, second.class_names[case.predicted], *said)
+    probabilities = (_probabilities(network, case) for network in (model, without_class, without_task))
+    return MutedPredictions(case, second.name, second.class_names[case.predicted], *probabilities)
 
 
-def _probabilities(network: nn.Module, case: Chosen) -> dict[str, float]:
+def _probabilities(network: nn.Module, case: SelectedInput) -> dict[str, float]:
     with torch.no_grad():
-        found = network(case.image[None]).softmax(dim=1)[0]
-    return dict(zip(case.task.class_names, found.tolist(), strict=True))
+        output = network(case.image[None]).softmax(dim=1)[0]
+    return dict(zip(case.task.class_names, output.tolist(), strict=True))
 
 
 def attention_matrices(
     memory: dualform.Memory, model: nn.Module, tasks: Sequence[Task]
 ) -> Mapping[str, NDArray[np.float64]]:
-    """By layer, how the attention of test inputs of each class is shared out among the training classes.
+    """Return, by layer, how test inputs of each class distribute their attention over the training classes.
 
     Rows are classes of test inputs, columns those of training slots, tasks one after the other; each entry
     is the mean share of an input's attention, so that rows add up to 1.
@@ -91,11 +99,11 @@ def attention_matrices(
     spotlight = memory.attend(model, torch.cat([task.test.images for task in tasks]))
     starts = {task.name: number * len(task.class_names) for number, task in enumerate(tasks)}
     classes = np.concatenate([starts[task.name] + task.test.labels.numpy() for task in tasks])
-    found = {}
+    matrices = {}
     for layer, (totals,) in spotlight.collect(dualform.Total(by=("task", "label"), absolute=True)).items():
         columns = [starts[row["task"]] + row["label"] for row in totals.where(query=0).rows()]
         shares = np.zeros((len(classes), sum(len(task.class_names) for task in tasks)))
         shares[:, columns] = totals["total"].reshape(len(classes), -1)
         shares /= shares.sum(axis=1, keepdims=True)
-        found[layer] = np.stack([shares[classes == one].mean(axis=0) for one in np.unique(classes)])
-    return found
+        matrices[layer] = np.stack([shares[classes == number].mean(axis=0) for number in np.unique(classes)])
+    return matrices

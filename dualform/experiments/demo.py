@@ -1,13 +1,14 @@
-"""The demo: train a small network on handwritten digits, and ask what is behind its predictions.
+"""Run the demo: train a small network on handwritten digits, and ask what is behind its predictions.
 
-    outcome = run("runs/demo")
-    outcome.certificate, outcome.trained.accuracy
-    outcome.explanations[0].top["output"]               # attention
-    outcome.explanations[0].contributions.highest()     # what speaks for the predicted class
+    result = run("runs/demo")
+    result.certificate, result.classifier.accuracy
+    result.explanations[0].top["output"]               # attention
+    result.explanations[0].contributions.highest()     # training digits that speak for the predicted class
 
-Everything it needs comes with the package, and it takes seconds.
+It needs no download, and takes seconds.
 """
 
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,24 +24,21 @@ from torch import Tensor, nn
 
 import dualform
 from dualform import plots
-from dualform.attention.spotlight import LayerSpotlight
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
 from dualform.errors import UnknownName
 from dualform.experiments.loops import epochs, one_thread, seeded
 from dualform.inputs import INPUTS, save_inputs
-from dualform.store import Run
-from dualform.table import Table
 
 MODEL = "dualform.experiments.demo:network"
 PNG, CONTRIBUTION_PNG, PDF = "spotlight.png", "contribution.png", "spotlight.pdf"
 STEPS = 1300
 BATCH = 32
-SHOWN = 5  # training digits, of each kind
+DIGITS_PER_ROW = 5  # training digits that are shown of each kind
 OUTPUT = "output"  # the layer that computes the logits
 ABOUT = {"model": MODEL, "inputs": INPUTS, "class_names": list(CLASS_NAMES), "image_shape": list(IMAGE_SHAPE)}
 
-# Each with a learning rate at which the demo's few steps suffice.
+# Each with a learning rate at which the demo's few steps are enough.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=1e-3),
@@ -52,15 +50,15 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def known(optimizer: str) -> str:
-    """An optimiser's name as it is listed, however it was written."""
+def optimizer_name(optimizer: str) -> str:
+    """Return the name of an optimiser in lower case, as it is listed in OPTIMIZERS."""
     if optimizer.lower() not in OPTIMIZERS:
         raise UnknownName("optimiser", optimizer, OPTIMIZERS)
     return optimizer.lower()
 
 
 def network() -> nn.Module:
-    """64 pixels, two hidden layers of 128, ten classes."""
+    """Make the demo's network: 64 pixels, two hidden layers of 128, ten classes."""
     return nn.Sequential(
         OrderedDict(
             hidden1=nn.Linear(64, 128),
@@ -73,16 +71,17 @@ def network() -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Trained:
-    """A trained network with what it was trained and tested on."""
+class DigitClassifier:
+    """A trained network with the digits that it was trained and tested on."""
 
     model: nn.Module
     digits: ImageSet
-    inputs: Tensor  # the test set as the network sees it, (360, 64)
-    predictions: Tensor  # of the test set, (360,)
+    inputs: Tensor  # standardised test digits, (360, 64)
+    predictions: Tensor  # of the test digits, (360,)
 
     @property
     def accuracy(self) -> float:
+        """Accuracy on the test digits, between 0 and 1."""
         return float((self.predictions == self.digits.test.labels).float().mean())
 
 
@@ -94,9 +93,18 @@ def train(
     seed: int = 0,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
-) -> Trained:
-    """Train and record; the same seed gives the same run. `progress` is called with each step's number."""
-    make = OPTIMIZERS[known(optimizer)]
+) -> DigitClassifier:
+    """Train and record; the same seed gives the same run.
+
+    Args:
+        path: of the run.
+        optimizer: a key of OPTIMIZERS.
+        steps: of training.
+        seed: of the initial weights and the batches.
+        overwrite: whether a run at the path is replaced.
+        progress: called with the number of each finished step.
+    """
+    make = OPTIMIZERS[optimizer_name(optimizer)]
     digits = load()
     model = seeded(network, seed)
     stepper = make(model.parameters())
@@ -121,43 +129,40 @@ def train(
         training_images=digits.train.raw,
     )
     with torch.no_grad():
-        return Trained(model, digits, inputs, model(inputs).argmax(dim=1))
+        return DigitClassifier(model, digits, inputs, model(inputs).argmax(dim=1))
 
 
-def chosen(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
-    """The first misclassified digit, if there is any, then the first correct ones, each of a new class."""
+def select_digits(predictions: Tensor, labels: Tensor, count: int = 3) -> list[int]:
+    """Return the first misclassified digit, if there is any, then the first correct ones, each of a new class."""
     wrong = torch.nonzero(predictions != labels).flatten().tolist()
     right = torch.nonzero(predictions == labels).flatten().tolist()
-    picked: list[int] = []
-    seen: set[int] = set()
+    first_of_class: dict[int, int] = {}
     for index in [*wrong[:1], *right]:
-        if int(labels[index]) not in seen:
-            picked.append(index)
-            seen.add(int(labels[index]))
-    return picked[:count]
+        first_of_class.setdefault(int(labels[index]), index)
+    return list(first_of_class.values())[:count]
 
 
 @dataclass(frozen=True)
 class Contributions:
-    """What the logit of the predicted class is made of: `initial` and all contributions add up to it."""
+    """The parts of the predicted class's logit: `initial` and all contributions add up to it."""
 
     target: int  # the predicted class
     initial: float
     logit: float
-    totals: Table  # per class of training digits: label, total
-    digits: Table  # a training digit a row, summed over its visits: id, label, attention, contribution
+    totals: dualform.Table  # by class of training digits: label, total
+    digits: dualform.Table  # a row for each training digit, summed over its visits: id, label, attention, contribution
 
-    def highest(self, count: int = SHOWN) -> Table:
-        """The training digits that speak most for the class."""
-        return self._ranked(-self.digits["contribution"], count)
+    def highest(self, count: int = DIGITS_PER_ROW) -> dualform.Table:
+        """Return the training digits that speak most for the class."""
+        return self._first(-self.digits["contribution"], count)
 
-    def lowest(self, count: int = SHOWN) -> Table:
-        """The training digits that speak most against the class, or least for it if none does."""
-        return self._ranked(self.digits["contribution"], count)
+    def lowest(self, count: int = DIGITS_PER_ROW) -> dualform.Table:
+        """Return the training digits that speak most against the class, or least for it if none does."""
+        return self._first(self.digits["contribution"], count)
 
-    def _ranked(self, by: NDArray[Any], count: int) -> Table:
-        best = np.argsort(by, kind="stable")[:count]
-        return Table({name: column[best] for name, column in self.digits.as_arrays().items()})
+    def _first(self, order: NDArray[Any], count: int) -> dualform.Table:
+        rows = np.argsort(order, kind="stable")[:count]
+        return dualform.Table({name: column[rows] for name, column in self.digits.as_arrays().items()})
 
     def to_dict(self) -> dict[str, Any]:
         tables = {"totals": self.totals, "for": self.highest(), "against": self.lowest()}
@@ -167,13 +172,13 @@ class Contributions:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is behind one prediction: per layer, the top training digits and the attention per class; contributions."""
+    """What is behind one prediction: top training digits and attention by class of each layer, and contributions."""
 
     index: int  # of the digit in the test set
     predicted: int
     true: int
-    top: dict[str, Table]
-    totals: dict[str, Table]
+    top: dict[str, dualform.Table]
+    totals: dict[str, dualform.Table]
     contributions: Contributions
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,48 +189,50 @@ class Explanation:
         return about | {"layers": layers, "contribution": self.contributions.to_dict()}
 
 
-def explain(memory: dualform.Memory, trained: Trained, indices: Sequence[int], top: int = SHOWN) -> list[Explanation]:
-    """Ask the memory about test digits; visits to the same training digit are summed."""
-    spotlight = memory.attend(trained.model, trained.inputs[list(indices)])
+def explain(
+    memory: dualform.Memory, classifier: DigitClassifier, indices: Sequence[int], top: int = DIGITS_PER_ROW
+) -> list[Explanation]:
+    """Explain the predictions of test digits; visits to the same training digit are summed."""
+    spotlight = memory.attend(classifier.model, classifier.inputs[list(indices)])
     answers = spotlight.collect(dualform.Top(top, per="id"), dualform.Total(by="label"))
-    predictions = [int(trained.predictions[index]) for index in indices]
-    behind = contributions(spotlight[OUTPUT], predictions)
+    predictions = [int(classifier.predictions[index]) for index in indices]
+    parts = contributions(spotlight[OUTPUT], predictions)
     return [
         Explanation(
             index=index,
             predicted=predictions[row],
-            true=int(trained.digits.test.labels[index]),
-            top={layer: found.where(query=row) for layer, (found, _) in answers.items()},
+            true=int(classifier.digits.test.labels[index]),
+            top={layer: slots.where(query=row) for layer, (slots, _) in answers.items()},
             totals={layer: totals.where(query=row) for layer, (_, totals) in answers.items()},
-            contributions=behind[row],
+            contributions=parts[row],
         )
         for row, index in enumerate(indices)
     ]
 
 
-def contributions(layer: LayerSpotlight, targets: Sequence[int]) -> list[Contributions]:
-    """What is behind the logit of one class for each query: no digit is left out, so lowest ones are known too."""
-    asked = layer.contribution(targets)
-    each = dualform.Total(by=("id", "label"))
-    totals, digits = asked.collect(dualform.Total(by="label"), each)
-    (attention,) = layer.collect(each)
+def contributions(layer: dualform.LayerSpotlight, targets: Sequence[int]) -> list[Contributions]:
+    """Return the parts of one class's logit for each query. All digits are in it, so that the lowest are known too."""
+    contribution = layer.contribution(targets)
+    by_digit = dualform.Total(by=("id", "label"))
+    totals, digits = contribution.collect(dualform.Total(by="label"), by_digit)
+    (attention,) = layer.collect(by_digit)
     sums = {"attention": attention["total"], "contribution": digits["total"]}
-    both = Table(digits.without("total").as_arrays() | sums)
-    numbers = zip(targets, asked.initial().tolist(), asked.output().tolist(), strict=True)
+    both = dualform.Table(digits.without("total").as_arrays() | sums)
+    numbers = zip(targets, contribution.initial().tolist(), contribution.output().tolist(), strict=True)
     return [
-        Contributions(*one, *(table.where(query=row).without("query") for table in (totals, both)))
-        for row, one in enumerate(numbers)
+        Contributions(target, initial, logit, *(table.where(query=row).without("query") for table in (totals, both)))
+        for row, (target, initial, logit) in enumerate(numbers)
     ]
 
 
 def picture(images: Tensor, rows: int | NDArray[Any]) -> NDArray[Any]:
-    """Raw images as pictures: (8, 8), or (rows, 8, 8)."""
-    found: NDArray[Any] = images.numpy()[rows]
-    return found.reshape(*np.shape(rows), *IMAGE_SHAPE)
+    """Return rows of raw images as pictures, (8, 8) or (rows, 8, 8)."""
+    pixels: NDArray[Any] = images.numpy()[rows]
+    return pixels.reshape(*np.shape(rows), *IMAGE_SHAPE)
 
 
 def figure(explanation: Explanation, digits: ImageSet) -> Any:
-    """A matplotlib figure of one prediction and the training digits that get attention."""
+    """Draw one prediction and the training digits with the highest attention."""
     rows = [
         plots.LayerRow(layer, top, picture(digits.train.raw, top["id"]), explanation.totals[layer])
         for layer, top in explanation.top.items()
@@ -235,11 +242,11 @@ def figure(explanation: Explanation, digits: ImageSet) -> Any:
 
 
 def contribution_figure(explanation: Explanation, digits: ImageSet) -> Any:
-    """A matplotlib figure of one prediction: attention beside contribution, and how the logit adds up."""
-    found = explanation.contributions
-    account = plots.Account(found.digits, picture(digits.train.raw, found.digits["id"]), found.totals, found.initial)
+    """Draw attention beside contribution for one prediction, and how the logit adds up."""
+    logit = explanation.contributions
+    parts = plots.LogitParts(logit.digits, picture(digits.train.raw, logit.digits["id"]), logit.totals, logit.initial)
     question = _question(explanation, "Which training digits speak for {}, which against?")
-    return plots.contribution_figure(_subject(explanation, digits), account, title=question)
+    return plots.contribution_figure(_subject(explanation, digits), parts, title=question)
 
 
 def _subject(explanation: Explanation, digits: ImageSet) -> plots.Subject:
@@ -247,19 +254,19 @@ def _subject(explanation: Explanation, digits: ImageSet) -> plots.Subject:
 
 
 def _question(explanation: Explanation, question: str) -> str:
-    """Asked about the prediction or, if that is wrong, about the mistake."""
+    """Return a question about the prediction or, if that is wrong, about the mistake."""
     if explanation.predicted == explanation.true:
         return question.format("this prediction")
     return f"This {explanation.true} was taken for a {explanation.predicted}. {question.format('that')}"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What the demo has to tell."""
+class DemoResult:
+    """Everything that the demo shows."""
 
     path: Path
     optimizer: str
-    trained: Trained
+    classifier: DigitClassifier
     certificate: dualform.Certificate
     explanations: list[Explanation]
 
@@ -267,9 +274,9 @@ class Outcome:
         return {
             "run": str(self.path),
             "optimizer": self.optimizer,
-            "accuracy": self.trained.accuracy,
+            "accuracy": self.classifier.accuracy,
             "certificate": self.certificate.to_dict(),
-            "digits": [one.to_dict() for one in self.explanations],
+            "digits": [explanation.to_dict() for explanation in self.explanations],
             "files": [str(self.path / name) for name in (PNG, CONTRIBUTION_PNG, PDF, INPUTS)],
         }
 
@@ -281,32 +288,43 @@ def run(
     steps: int = STEPS,
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
-) -> Outcome:
-    """Train, verify, ask about a few test digits, and draw the answers beside the run."""
-    plots.require()
+) -> DemoResult:
+    """Train, verify, explain a few test digits, and draw the explanations.
+
+    Args:
+        path: of the run; figures go there, too.
+        optimizer: a key of OPTIMIZERS.
+        steps: of training.
+        overwrite: whether a run at the path is replaced.
+        progress: called with the number of each finished step.
+    """
+    plots.require_matplotlib()
     path = Path(path)
-    trained = train(path, optimizer=optimizer, steps=steps, overwrite=overwrite, progress=progress)
+    classifier = train(path, optimizer=optimizer, steps=steps, overwrite=overwrite, progress=progress)
     memory = dualform.load(path)
     with one_thread():
-        explanations = explain(memory, trained, chosen(trained.predictions, trained.digits.test.labels))
+        indices = select_digits(classifier.predictions, classifier.digits.test.labels)
+        explanations = explain(memory, classifier, indices)
         certificate = memory.verify()
-    draw(explanations, trained.digits, path)
-    return Outcome(path, known(optimizer), trained, certificate, explanations)
+    draw(explanations, classifier.digits, path)
+    return DemoResult(path, optimizer_name(optimizer), classifier, certificate, explanations)
 
 
 def draw(explanations: Sequence[Explanation], digits: ImageSet, path: Path) -> None:
-    """Pictures of the first digit, and a PDF of them all."""
-    first, *others = [figure(one, digits) for one in explanations]
-    added_up = contribution_figure(explanations[0], digits)
-    for name, one in {PNG: first, CONTRIBUTION_PNG: added_up}.items():
-        one.savefig(path / name)
-        one.set_layout_engine("none")  # it is laid out by now; a second time, for the PDF, would take as long again
-    plots.save_pages([first, added_up, *others], path / PDF)
+    """Save two figures of the first digit, and a PDF of all digits."""
+    first, *others = [figure(explanation, digits) for explanation in explanations]
+    contribution = contribution_figure(explanations[0], digits)
+    for name, drawn in {PNG: first, CONTRIBUTION_PNG: contribution}.items():
+        drawn.savefig(path / name)
+        drawn.set_layout_engine("none")  # the layout is done; a second one, for the PDF, would take as long again
+    plots.save_pages([first, contribution, *others], path / PDF)
 
 
 def is_demo(path: Path) -> bool:
-    """Whether a directory holds a run of this demo, which may be replaced without asking."""
-    try:
-        return Run(path).manifest.about.get("model") == MODEL
-    except dualform.DualformError:
-        return False
+    """Return whether a directory holds a run of this demo, which may be replaced without asking."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about a damaged run, which is replaced anyway
+        try:
+            return dualform.load(path).about.get("model") == MODEL
+        except dualform.DualformError:
+            return False

@@ -1,8 +1,8 @@
-"""The paper's figures for one network: each chosen test input, seen by every layer.
+"""Draw the paper's figures for one network.
 
-For each input four figures: the highest attention weights of every class, the total per class, the top
-training images (as single visits and summed over visits), and where in training time the top slots lie.
-Every one is written as PNG and as PDF.
+For each selected test input there are four figures: the highest attention weights of every class, the total by
+class, the top training images (as single visits and summed over visits), and when in training the top slots were
+seen. Each is saved as PNG and as PDF.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 import dualform
 from dualform import plots
-from dualform.experiments.cases import Chosen
-from dualform.experiments.room import FIGURES
+from dualform.experiments.cases import SelectedInput
+from dualform.experiments.result_files import FIGURES
 from dualform.experiments.tasks import Task, training_images
-from dualform.table import Table
 
 _GROUPS = ("task", "label")
 _QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
@@ -32,29 +31,29 @@ _QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A figure on the disk, with what to say below it."""
+class SavedFigure:
+    """A figure on the disk, with its caption."""
 
     file: Path  # the PNG, relative to the directory of results; the PDF is beside it
     caption: str
 
 
 @dataclass(frozen=True)
-class Answers:
-    """What the memory says of one input: question -> layer -> table."""
+class AttentionTables:
+    """Answers about the attention of one input."""
 
-    case: Chosen
-    tables: dict[str, dict[str, Table]]
+    case: SelectedInput
+    tables: dict[str, dict[str, dualform.Table]]  # question -> layer -> table
 
 
-def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[Chosen]) -> list[Answers]:
-    """All questions about all cases, each layer read once."""
-    found = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
+def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[SelectedInput]) -> list[AttentionTables]:
+    """Ask all questions about all cases, reading each layer once."""
+    answers = memory.attend(model, torch.stack([case.image for case in cases])).collect(*_QUESTIONS.values())
     return [
-        Answers(
+        AttentionTables(
             case,
             {
-                question: {layer: tables[number].where(query=row) for layer, tables in found.items()}
+                question: {layer: tables[number].where(query=row) for layer, tables in answers.items()}
                 for number, question in enumerate(_QUESTIONS)
             },
         )
@@ -62,8 +61,15 @@ def ask(memory: dualform.Memory, model: nn.Module, cases: Sequence[Chosen]) -> l
     ]
 
 
-def draw(answers: Answers, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[Drawing]:
-    """Write the figures of one case into `out/figures`; `ends` are the steps at which phases of training end."""
+def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], out: Path) -> list[SavedFigure]:
+    """Draw the figures of one case.
+
+    Args:
+        answers: about the case.
+        tasks: of the experiment.
+        ends: steps at which phases of training end.
+        out: directory of results; the figures go into `out/figures`.
+    """
     case, tables = answers.case, answers.tables
     shown, names = _shown(case), plots.Tasks({task.name: task.class_names for task in tasks})
     figures = {
@@ -75,15 +81,15 @@ def draw(answers: Answers, tasks: Sequence[Task], ends: Sequence[int], out: Path
     return [save(figure, out, f"{case.name}-{name}", _caption(name, case)) for name, figure in figures.items()]
 
 
-def save(figure: Any, out: Path, name: str, caption: str) -> Drawing:
-    """As PNG to look at and as PDF to print."""
+def save(figure: Any, out: Path, name: str, caption: str) -> SavedFigure:
+    """Save a figure as PNG and as PDF."""
     (out / FIGURES).mkdir(parents=True, exist_ok=True)
     for suffix in ("png", "pdf"):
         figure.savefig(out / FIGURES / f"{name}.{suffix}")
-    return Drawing(Path(FIGURES) / f"{name}.png", caption)
+    return SavedFigure(Path(FIGURES) / f"{name}.png", caption)
 
 
-def _caption(name: str, case: Chosen) -> str:
+def _caption(name: str, case: SelectedInput) -> str:
     what = {
         "attention": "The 500 highest attention weights (absolute values) of each class, in descending order",
         "totals": "Attention weights (absolute values) summed over all slots of each class",
@@ -94,12 +100,12 @@ def _caption(name: str, case: Chosen) -> str:
     return f"{what[name]}. Test input {case.index}, {case.title}{of_the_paper}."
 
 
-def _shown(case: Chosen) -> plots.Case:
+def _shown(case: SelectedInput) -> plots.Case:
     image = _pictures(case.task.test.raw[case.index], case.task)
     return plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
 
 
-def _top_images(tables: dict[str, dict[str, Table]], tasks: Sequence[Task]) -> Iterator[plots.TopImages]:
+def _top_images(tables: dict[str, dict[str, dualform.Table]], tasks: Sequence[Task]) -> Iterator[plots.TopImages]:
     raw = training_images(tasks)
     for layer, visits in tables["visits"].items():
         images = tables["images"][layer]
@@ -113,6 +119,6 @@ def _top_images(tables: dict[str, dict[str, Table]], tasks: Sequence[Task]) -> I
 
 
 def _pictures(raw: Tensor, task: Task) -> NDArray[Any]:
-    """Pixels as images: (..., height, width)"""
-    found: NDArray[Any] = raw.reshape(*raw.shape[:-1], *task.image_shape).numpy()
-    return found
+    """Return pixels as images, (..., height, width)."""
+    images: NDArray[Any] = raw.reshape(*raw.shape[:-1], *task.image_shape).numpy()
+    return images

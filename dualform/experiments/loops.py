@@ -1,4 +1,4 @@
-"""What the training loops of all experiments share: a seeded network, shuffled epochs, one thread."""
+"""Parts that the training loops of all experiments share: a seeded network, shuffled epochs, one thread."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +11,14 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def seeded(network: Callable[[], Network], seed: int) -> Network:
-    """A network with the initial weights of this seed; nobody else's random numbers change."""
-    with torch.random.fork_rng(devices=[]):  # torch's initialisers know the global generator only
+    """Return a network initialised with a seed; the global random state does not change."""
+    with torch.random.fork_rng(devices=[]):  # torch's initialisers use the global generator only
         torch.manual_seed(seed)
         return network()
 
 
 def epochs(examples: int, batch: int, steps: int, seed: int | torch.Generator) -> Iterator[Tensor]:
-    """Row numbers for each step: epoch after epoch in a new order, the rest of an epoch left out."""
+    """Yield the row numbers of each batch, every epoch in a new order; an incomplete last batch is left out."""
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     per_epoch = examples // batch
     for step in range(steps):
@@ -30,7 +30,7 @@ def epochs(examples: int, batch: int, steps: int, seed: int | torch.Generator) -
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products this small only wait for each other in several threads, for minutes on a busy machine."""
+    """Use one thread: on a busy machine, threads would wait for minutes for each other's small products."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

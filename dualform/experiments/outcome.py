@@ -1,4 +1,4 @@
-"""What comes of an experiment: a page for people, the same as Markdown, and everything as data."""
+"""Write the results of an experiment: as a web page, as Markdown, and as JSON."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -9,18 +9,18 @@ from typing import Any
 
 from dualform.datasets.download import Progress
 from dualform.experiments.page import Section, to_html, to_markdown
-from dualform.experiments.room import DOCUMENT, MARKDOWN, PAGE
+from dualform.experiments.result_files import DOCUMENT, MARKDOWN, PAGE
 
-Stage = Callable[[str, int], AbstractContextManager[Callable[..., None]]]  # what begins, and of how many steps
+Stage = Callable[[str, int], AbstractContextManager[Callable[..., None]]]  # called with a description, and its steps
 
 
-def silent(what: str, steps: int) -> AbstractContextManager[Callable[..., None]]:
-    """A stage that nobody watches."""
+def silent_stage(what: str, steps: int) -> AbstractContextManager[Callable[..., None]]:
+    """Ignore the progress of a stage."""
     return nullcontext(lambda step, note="": None)
 
 
 def per_cent(done: Callable[..., None]) -> Progress:
-    """A stage of a hundred steps, told the bytes of a file that has to be downloaded."""
+    """Return the progress of a download as that of a stage of a hundred steps."""
     return lambda file, so_far, total: done(100 * so_far // (total or so_far) - 1)
 
 
@@ -34,12 +34,19 @@ class Outcome:
 
     @property
     def certified(self) -> bool:
-        """Nothing that could be certified failed to be."""
-        return all(one["ok"] for one in self.document.get("certificates", []))
+        """Whether no certificate failed."""
+        return all(certificate["ok"] for certificate in self.document.get("certificates", []))
 
 
 def write(out: Path, title: str, document: dict[str, Any], sections: Sequence[Section]) -> Outcome:
-    """Put the results into a directory."""
+    """Write the results into a directory.
+
+    Args:
+        out: the directory.
+        title: of the page.
+        document: results as data.
+        sections: results as parts of the page.
+    """
     (out / DOCUMENT).write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (out / MARKDOWN).write_text(to_markdown(title, sections), encoding="utf-8")
     (out / PAGE).write_text(to_html(title, sections), encoding="utf-8")

@@ -1,37 +1,37 @@
-"""A page of results: sections of text, tables and figures, as Markdown and as HTML that opens from the disk."""
+"""Format a page of results as Markdown and as HTML: sections of text, tables, passages and figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from dualform.experiments.figures import Drawing
+from dualform.experiments.figures import SavedFigure
 from dualform.text import Passage, caption, escape_markdown, to_snippet
 from dualform.text import to_markdown as passage_markdown
 
 
 @dataclass(frozen=True)
 class Excerpts:
-    """Passages of a text that were found for a query."""
+    """Passages of a text behind a query."""
 
     title: str
     query: Passage
-    found: Sequence[Passage]
+    passages: Sequence[Passage]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading with what is under it; the first column of a table names its row."""
+    """A section of a page; the first column of its table names the row."""
 
     title: str
     text: str = ""
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    drawings: Sequence[Drawing] = field(default=())
+    figures: Sequence[SavedFigure] = field(default=())
     excerpts: Sequence[Excerpts] = ()
 
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
-    """For people who read files, and for repositories that show them."""
+    """Return a page as Markdown."""
     return "\n\n".join([f"# {title}", *(_markdown(section) for section in sections)]) + "\n"
 
 
@@ -42,25 +42,25 @@ def _markdown(section: Section) -> str:
     if section.columns:
         lines = [section.columns, ["---", *["---:"] * (len(section.columns) - 1)], *section.rows]
         parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
-    parts += [f"### {one.title}\n\n{_markdown_excerpts(one)}" for one in section.excerpts]
-    parts += [f"![{one.caption}]({one.file.as_posix()})\n\n{one.caption}" for one in section.drawings]
+    parts += [f"### {excerpts.title}\n\n{_markdown_excerpts(excerpts)}" for excerpts in section.excerpts]
+    parts += [f"![{figure.caption}]({figure.file.as_posix()})\n\n{figure.caption}" for figure in section.figures]
     return "\n\n".join(parts)
 
 
-def _markdown_excerpts(one: Excerpts) -> str:
+def _markdown_excerpts(excerpts: Excerpts) -> str:
     lines = [
         "|  | passage | where, attention |",
         "| --- | --- | --- |",
-        f"| query | {passage_markdown(one.query)} |  |",
+        f"| query | {passage_markdown(excerpts.query)} |  |",
     ]
-    for rank, passage in enumerate(one.found, start=1):
+    for rank, passage in enumerate(excerpts.passages, start=1):
         lines.append(f"| top-{rank} | {passage_markdown(passage)} | {escape_markdown(caption(passage))} |")
     return "\n".join(lines)
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
-    """One page that needs no server and no network, only the figures beside it."""
-    contents = "".join(f'<li><a href="#{n}">{escape(one.title)}</a></li>' for n, one in enumerate(sections))
+    """Return a page as HTML that needs no server and no network, only the figures beside it."""
+    contents = "".join(f'<li><a href="#{n}">{escape(section.title)}</a></li>' for n, section in enumerate(sections))
     body = "".join(_html(number, section) for number, section in enumerate(sections))
     return _PAGE.format(title=escape(title), contents=contents, body=body)
 
@@ -68,12 +68,14 @@ def to_html(title: str, sections: Sequence[Section]) -> str:
 def _html(number: int, section: Section) -> str:
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in section.text.split("\n\n") if text)
     figures = "".join(
-        f'<figure><a href="{escape(one.file.with_suffix(".pdf").as_posix())}">'
-        f'<img src="{escape(one.file.as_posix())}" alt="{escape(one.caption)}" loading="lazy"></a>'
-        f"<figcaption>{escape(one.caption)}</figcaption></figure>"
-        for one in section.drawings
+        f'<figure><a href="{escape(figure.file.with_suffix(".pdf").as_posix())}">'
+        f'<img src="{escape(figure.file.as_posix())}" alt="{escape(figure.caption)}" loading="lazy"></a>'
+        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
+        for figure in section.figures
     )
-    excerpts = "".join(f"<h3>{escape(one.title)}</h3>{to_snippet(one.found, one.query)}" for one in section.excerpts)
+    excerpts = "".join(
+        f"<h3>{escape(part.title)}</h3>{to_snippet(part.passages, part.query)}" for part in section.excerpts
+    )
     content = f"{paragraphs}{_html_table(section)}{excerpts}{figures}"
     return f'<section id="{number}"><h2>{escape(section.title)}</h2>{content}</section>'
 

@@ -1,4 +1,4 @@
-"""What is to be done: the paper's image experiments, and what a user may choose about them."""
+"""The paper's image experiments, and what a user may choose."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,9 +6,9 @@ from pathlib import Path
 from torch import nn
 
 from dualform.errors import UnknownName
-from dualform.experiments.cases import Wanted
+from dualform.experiments.cases import PaperCase
 from dualform.experiments.tasks import Task
-from dualform.experiments.training import PAPER, SMALL, Phase, Recipe
+from dualform.experiments.training import PAPER, SMALL, ImageHyperparameters, Phase
 
 DATASETS = {  # the first task, and the second where there is one
     "mnist": ("mnist", "fashion-mnist"),
@@ -18,40 +18,40 @@ DATASETS = {  # the first task, and the second where there is one
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """What the paper did: on how many tasks, together or one after the other, and which inputs it shows."""
+class ImageExperiment:
+    """An experiment of the paper: on how many tasks, together or one after the other, and which inputs it shows."""
 
     name: str
     title: str
     tasks: int
     steps: tuple[int, ...]  # of each phase
     small_steps: tuple[int, ...]  # with the embedded digits
-    cases: tuple[Wanted, ...]
+    cases: tuple[PaperCase, ...]
 
 
-EXPERIMENTS = {
-    "single": Experiment(
+IMAGE_EXPERIMENTS = {
+    "single": ImageExperiment(
         "single", "Single-task image classification", 1, (3000,), (400,),
-        (Wanted(0, 6, "3a, 4, 5, 8"), Wanted(0, 3, "10a, 11, 12, 13")),
+        (PaperCase(0, 6, "3a, 4, 5, 8"), PaperCase(0, 3, "10a, 11, 12, 13")),
     ),
-    "joint": Experiment(
+    "joint": ImageExperiment(
         "joint", "Joint training on two tasks", 2, (5000,), (600,),
-        (Wanted(1, 9, "3b, 6, 7, 9"), Wanted(1, 3, "10b, 14, 15, 16"), Wanted(1, 5, "10c, 17, 18, 19")),
+        (PaperCase(1, 9, "3b, 6, 7, 9"), PaperCase(1, 3, "10b, 14, 15, 16"), PaperCase(1, 5, "10c, 17, 18, 19")),
     ),
-    "continual": Experiment(
+    "continual": ImageExperiment(
         "continual", "Continual learning of two tasks", 2, (3000, 3000), (400, 400),
         (
-            Wanted(0, 1, "10d, 20, 21, 22", taken_for=3),
-            Wanted(1, 3, "10e, 23, 24, 25"),
-            Wanted(0, 7, "10f, 26, 27, 28"),
+            PaperCase(0, 1, "10d, 20, 21, 22", taken_for=3),
+            PaperCase(1, 3, "10e, 23, 24, 25"),
+            PaperCase(0, 7, "10f, 26, 27, 28"),
         ),
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a user may choose."""
+class ImageOptions:
+    """What a user may choose about an image experiment."""
 
     dataset: str = "mnist"
     data: Path | None = None  # where the data are, if not in one of the usual places
@@ -62,19 +62,19 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """An experiment with everything it needs."""
+class ImagePlan:
+    """An experiment with its data, hyperparameters and phases of training."""
 
-    experiment: Experiment
-    settings: Settings
+    experiment: ImageExperiment
+    options: ImageOptions
     tasks: list[Task]
-    recipe: Recipe
+    hparams: ImageHyperparameters
     phases: list[Phase]
 
     @property
     def widths(self) -> list[int]:
-        """Of the network: its input, then each layer's output."""
-        linear = [module for module in self.recipe.network() if isinstance(module, nn.Linear)]
+        """Widths of the network: of its input, then of each layer's output."""
+        linear = [module for module in self.hparams.network() if isinstance(module, nn.Linear)]
         return [linear[0].in_features, *(module.out_features for module in linear)]
 
     @property
@@ -83,18 +83,18 @@ class Plan:
         return [sum(phase.steps for phase in self.phases[: i + 1]) for i in range(len(self.phases))]
 
 
-def names_of_tasks(experiment: Experiment, dataset: str) -> tuple[str, ...]:
-    """The image sets an experiment is run on."""
+def names_of_tasks(experiment: ImageExperiment, dataset: str) -> tuple[str, ...]:
+    """Return the names of the image sets that an experiment needs."""
     if dataset not in DATASETS:
         raise UnknownName("data set", dataset, DATASETS)
     return DATASETS[dataset][: experiment.tasks]
 
 
-def plan(experiment: Experiment, settings: Settings, tasks: list[Task]) -> Plan:
-    """The paper's settings, or for small images smaller ones."""
+def make_plan(experiment: ImageExperiment, options: ImageOptions, tasks: list[Task]) -> ImagePlan:
+    """Plan an experiment with the paper's hyperparameters, or for small images with smaller ones."""
     small = tasks[0].train.images.shape[1] < 784
-    usual = experiment.small_steps if small else experiment.steps
-    together = len(usual) < len(tasks)
+    default_steps = experiment.small_steps if small else experiment.steps
+    together = len(default_steps) < len(tasks)
     groups = [tuple(tasks)] if together else [(task,) for task in tasks]
-    phases = [Phase(group, settings.steps or steps) for group, steps in zip(groups, usual, strict=True)]
-    return Plan(experiment, settings, tasks, SMALL if small else PAPER, phases)
+    phases = [Phase(group, options.steps or steps) for group, steps in zip(groups, default_steps, strict=True)]
+    return ImagePlan(experiment, options, tasks, SMALL if small else PAPER, phases)

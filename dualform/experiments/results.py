@@ -1,4 +1,4 @@
-"""What was found, the paper's numbers beside it, as one document for programs."""
+"""Results of the image experiments as one JSON document, with the paper's numbers beside ours."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,10 @@ from typing import Any
 
 import dualform
 from dualform.experiments import table1
-from dualform.experiments.cases import Chosen
-from dualform.experiments.continual import Accuracies, Story
-from dualform.experiments.figures import Drawing
-from dualform.experiments.plan import Plan
+from dualform.experiments.cases import SelectedInput
+from dualform.experiments.continual import Accuracies, MutedPredictions
+from dualform.experiments.figures import SavedFigure
+from dualform.experiments.plan import ImagePlan
 
 # What the paper reports, in per cent; with MNIST first.
 PAPER_ACCURACY: dict[str, Any] = {
@@ -33,8 +33,8 @@ CAPTIONS = {
 
 
 @dataclass(frozen=True)
-class Network:
-    """What was found about one network."""
+class NetworkResults:
+    """Measurements of one network."""
 
     seed: int
     accuracies: list[dict[str, float]]  # after each phase, by task, measured while it was trained
@@ -46,27 +46,27 @@ class Network:
 
 @dataclass(frozen=True)
 class CaseFigures:
-    case: Chosen
-    drawings: list[Drawing]
+    case: SelectedInput
+    figures: list[SavedFigure]
 
 
 @dataclass(frozen=True)
-class Drawn:
-    """What was drawn and told of the first network."""
+class Illustrations:
+    """Figures of the first network, and its predictions with slots muted."""
 
     cases: list[CaseFigures]
-    general: list[Drawing] = field(default_factory=list)
-    stories: list[Story] = field(default_factory=list)
+    general: list[SavedFigure] = field(default_factory=list)
+    muted: list[MutedPredictions] = field(default_factory=list)
     matrices: dict[str, list[list[float]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Findings:
-    """All there is to report."""
+class ImageResults:
+    """Everything that is reported about an image experiment."""
 
-    plan: Plan
-    networks: list[Network]
-    drawn: Drawn
+    plan: ImagePlan
+    networks: list[NetworkResults]
+    illustrations: Illustrations
 
     @property
     def title(self) -> str:
@@ -78,67 +78,67 @@ class Findings:
 
     @property
     def with_views(self) -> bool:
-        """Whether a task was forgotten, and brought back."""
+        """Whether views of the run were compared, which show what was forgotten."""
         return self.networks[0].views is not None
 
     @property
     def compared(self) -> bool:
-        """Whether the paper's numbers are about this data."""
-        return self.plan.settings.dataset == "mnist"
+        """Whether the paper has numbers for this data set."""
+        return self.plan.options.dataset == "mnist"
 
 
-def document(found: Findings) -> dict[str, Any]:
-    """Everything as data: `accuracy`, `table1`, and so on; numbers over networks have `mean` and `std`."""
-    networks, planned = found.networks, found.plan
+def document(results: ImageResults) -> dict[str, Any]:
+    """Return the results as data: `accuracy`, `table1`, and so on; numbers over networks have `mean` and `std`."""
+    networks, plan = results.networks, results.plan
     content: dict[str, Any] = {
-        "experiment": planned.experiment.name,
-        "dataset": planned.settings.dataset,
-        "tasks": [task.name for task in planned.tasks],
-        "steps": [phase.steps for phase in planned.phases],
+        "experiment": plan.experiment.name,
+        "dataset": plan.options.dataset,
+        "tasks": [task.name for task in plan.tasks],
+        "steps": [phase.steps for phase in plan.phases],
         "seeds": len(networks),
-        "accuracy": _accuracy(found),
+        "accuracy": _accuracy(results),
     }
-    if found.with_table1:
+    if results.with_table1:
         content |= _table1(networks)
-    if found.with_views:
+    if results.with_views:
         content["after_first_task"] = spread([network.accuracies[0] for network in networks])
-        content["stories"] = [story.to_dict() for story in found.drawn.stories]
-        content["attention_matrix"] = found.drawn.matrices
-    if found.compared:
-        content["paper"] = {"accuracy": PAPER_ACCURACY[planned.experiment.name]}
-        if found.with_table1:
+        content["stories"] = [muted.to_dict() for muted in results.illustrations.muted]
+        content["attention_matrix"] = results.illustrations.matrices
+    if results.compared:
+        content["paper"] = {"accuracy": PAPER_ACCURACY[plan.experiment.name]}
+        if results.with_table1:
             content["paper"]["table1"] = spread_of_paper()
-    content["certificates"] = [{"seed": one.seed, **_certificate(one.certificate)} for one in networks]
-    content["seconds"] = [{"seed": one.seed, **one.seconds} for one in networks]
-    content["cases"] = [_case(one) for one in found.drawn.cases]
-    content["figures"] = [drawing.file.as_posix() for drawing in found.drawn.general]
+    content["certificates"] = [{"seed": network.seed, **_certificate(network.certificate)} for network in networks]
+    content["seconds"] = [{"seed": network.seed, **network.seconds} for network in networks]
+    content["cases"] = [_case(drawn) for drawn in results.illustrations.cases]
+    content["figures"] = [figure.file.as_posix() for figure in results.illustrations.general]
     return content
 
 
-def _accuracy(found: Findings) -> Any:
-    if found.with_views:
-        return spread([network.views for network in found.networks])
-    last = [network.accuracies[-1] for network in found.networks]
-    return spread([next(iter(one.values())) for one in last] if len(found.plan.tasks) == 1 else last)
+def _accuracy(results: ImageResults) -> Any:
+    if results.with_views:
+        return spread([network.views for network in results.networks])
+    last = [network.accuracies[-1] for network in results.networks]
+    return spread([next(iter(by_task.values())) for by_task in last] if len(results.plan.tasks) == 1 else last)
 
 
-def _table1(networks: Sequence[Network]) -> dict[str, Any]:
+def _table1(networks: Sequence[NetworkResults]) -> dict[str, Any]:
     tables = [network.table1 for network in networks if network.table1 is not None]
     return {
-        "table1": spread([one.attention for one in tables]),
-        "table1_valued": spread([one.valued for one in tables]),
+        "table1": spread([table.attention for table in tables]),
+        "table1_valued": spread([table.valued for table in tables]),
         "baselines": {
-            "nearest_mean": spread([one.nearest_mean for one in tables]),
-            "frequency": spread([one.frequency for one in tables]),
+            "nearest_mean": spread([table.nearest_mean for table in tables]),
+            "frequency": spread([table.frequency for table in tables]),
         },
     }
 
 
 def spread(values: Sequence[Any]) -> Any:
-    """Mean, standard deviation and single values over networks, of numbers or of whatever holds numbers."""
+    """Return mean, standard deviation and values over networks, of numbers or of nested dicts of numbers."""
     if isinstance(values[0], Mapping):
-        return {name: spread([one[name] for one in values]) for name in values[0]}
-    known = [float(value) for value in values if not isnan(value)]  # nan: there was nothing to be counted
+        return {name: spread([value[name] for value in values]) for name in values[0]}
+    known = [float(value) for value in values if not isnan(value)]  # nan: there was no such input
     return {
         "mean": fmean(known) if known else None,
         "std": stdev(known) if len(known) > 1 else None,
@@ -147,30 +147,31 @@ def spread(values: Sequence[Any]) -> Any:
 
 
 def spread_of_paper() -> dict[str, Any]:
+    """Return mean and standard deviation of the paper's Table 1."""
     return {
         layer: {case: {"mean": mean, "std": std} for case, (mean, std) in cases.items()}
-        for layer, cases in table1.PAPER.items()
+        for layer, cases in table1.PAPER_AGREEMENT.items()
     }
 
 
-def _certificate(found: dualform.Certificate) -> dict[str, Any]:
-    layers = {name: layer.relative_error for name, layer in found.layers.items()}
+def _certificate(certificate: dualform.Certificate) -> dict[str, Any]:
+    layers = {name: layer.relative_error for name, layer in certificate.layers.items()}
     return {
-        "ok": found.ok,
-        "headline": found.headline,
+        "ok": certificate.ok,
+        "headline": certificate.headline,
         "relative_error": layers,
-        "steps_audited": found.steps_audited,
-        "worst_residual": found.worst_residual,
+        "steps_audited": certificate.steps_audited,
+        "worst_residual": certificate.worst_residual,
     }
 
 
-def _case(one: CaseFigures) -> dict[str, Any]:
-    case, names = one.case, one.case.task.class_names
+def _case(drawn: CaseFigures) -> dict[str, Any]:
+    case, names = drawn.case, drawn.case.task.class_names
     return {
         "task": case.task.name,
         "index": case.index,
         "true": names[case.true],
         "predicted": names[case.predicted],
         "figures_of_the_paper": case.figures or None,
-        "figures": [drawing.file.as_posix() for drawing in one.drawings],
+        "figures": [figure.file.as_posix() for figure in drawn.figures],
     }

@@ -1,13 +1,13 @@
-"""Results as the sections of a page for people, the paper's numbers beside ours."""
+"""Results of the image experiments as sections of a page, with the paper's numbers beside ours."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dualform.experiments import table1
-from dualform.experiments.cases import Chosen
-from dualform.experiments.continual import Story, most_likely
+from dualform.experiments.cases import SelectedInput
+from dualform.experiments.continual import MutedPredictions, most_likely
 from dualform.experiments.page import Section
-from dualform.experiments.results import VIEWS, Findings
+from dualform.experiments.results import VIEWS, ImageResults
 
 _CASES = {"wrong_target": "wrong: equals target", "wrong_output": "wrong: equals output", "right": "right"}
 _SETTINGS = {
@@ -16,47 +16,54 @@ _SETTINGS = {
 }
 
 
-def sections(found: Findings, content: Mapping[str, Any]) -> list[Section]:
-    """A page of the findings; `content` is their document."""
-    parts = [Section("What was done", _what_was_done(found)), _accuracy_section(found, content)]
-    if found.with_table1:
+def sections(results: ImageResults, content: Mapping[str, Any]) -> list[Section]:
+    """Return the sections of a page.
+
+    Args:
+        results: of an experiment.
+        content: the results as data, made by `document`.
+    """
+    parts = [Section("What was done", _what_was_done(results)), _accuracy_section(results, content)]
+    if results.with_table1:
         parts += [_table1_section(content), _variants_section(content)]
-    if found.with_views:
-        parts.append(_forgetting_section(found))
+    if results.with_views:
+        parts.append(_forgetting_section(results))
     parts.append(_certificate_section(content))
-    parts += [Section(_heading(one.case), drawings=one.drawings) for one in found.drawn.cases]
+    parts += [Section(_heading(drawn.case), figures=drawn.figures) for drawn in results.illustrations.cases]
     return parts
 
 
-def _what_was_done(found: Findings) -> str:
-    planned, recipe = found.plan, found.plan.recipe
+def _what_was_done(results: ImageResults) -> str:
+    plan, hparams = results.plan, results.plan.hparams
     phases = ", then ".join(
-        f"{phase.steps:,} steps on {' and '.join(task.name for task in phase.tasks)}" for phase in planned.phases
+        f"{phase.steps:,} steps on {' and '.join(task.name for task in phase.tasks)}" for phase in plan.phases
     )
-    count = len(found.networks)
-    network = " - ".join(str(width) for width in planned.widths)
+    count = len(results.networks)
+    network = " - ".join(str(width) for width in plan.widths)
     return (
         f"{count} network{'s' if count > 1 else ''} ({network}, ReLU between) trained for {phases}: batches of "
-        f"{recipe.batch}, SGD with learning rate {recipe.lr:g} and momentum {recipe.momentum:g}, gradients clipped at "
-        f"norm {recipe.clip:g}. {_SETTINGS[recipe.small]} The first 80 % of each training set are trained on, "
+        f"{hparams.batch}, SGD with learning rate {hparams.lr:g} and momentum {hparams.momentum:g}, gradients clipped "
+        f"at norm {hparams.clip:g}. {_SETTINGS[hparams.small]} The first 80 % of each training set are trained on, "
         "pixels are standardised. Attention weights are taken by their absolute value, which matters in layer-0 only. "
         "Figures are of the first network."
     )
 
 
-def _accuracy_section(found: Findings, content: Mapping[str, Any]) -> Section:
+def _accuracy_section(results: ImageResults, content: Mapping[str, Any]) -> Section:
     paper = content.get("paper", {}).get("accuracy")
-    rows = [[name, *_compared(value, of_paper)] for name, value, of_paper in _accuracies(found, content, paper)]
+    rows = [[name, *_compared(value, of_paper)] for name, value, of_paper in _accuracies(results, content, paper)]
     return Section("Accuracy", "On the test set, in per cent.", ("", "paper", "here", "difference"), rows)
 
 
-def _accuracies(found: Findings, content: Mapping[str, Any], paper: Any) -> Iterator[tuple[str, Any, float | None]]:
-    """Name, value here, value of the paper."""
+def _accuracies(
+    results: ImageResults, content: Mapping[str, Any], paper: Any
+) -> Iterator[tuple[str, Any, float | None]]:
+    """Yield name, our accuracy, and the paper's accuracy."""
     here, names = content["accuracy"], content["tasks"]
-    if found.with_views:
-        for view, said in VIEWS.items():
+    if results.with_views:
+        for view, description in VIEWS.items():
             for task in names:
-                yield f"{task}, {said}", here[view][task], (paper or {}).get(view, {}).get(task)
+                yield f"{task}, {description}", here[view][task], (paper or {}).get(view, {}).get(task)
         measured = content["after_first_task"][names[0]]
         yield f"{names[0]}, measured in training after the first task", measured, None
     elif len(names) == 1:
@@ -67,12 +74,13 @@ def _accuracies(found: Findings, content: Mapping[str, Any], paper: Any) -> Iter
 
 
 def _compared(here: Mapping[str, Any], paper: float | None, paper_std: float | None = None) -> list[str]:
-    """Cells for the paper's number, ours, and the difference."""
+    """Return cells with the paper's number, ours, and the difference."""
     difference = "" if paper is None or here["mean"] is None else f"{here['mean'] - paper:+.1f}"
     return [number(paper, paper_std), number(here["mean"], here["std"]), difference]
 
 
 def number(mean: float | None, std: float | None) -> str:
+    """Format a mean and its standard deviation, if there is one."""
     if mean is None:
         return "–"
     return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
@@ -109,32 +117,31 @@ def _variants_section(content: Mapping[str, Any]) -> Section:
     return Section("What Table 1 is worth", text, columns, rows)
 
 
-def _forgetting_section(found: Findings) -> Section:
+def _forgetting_section(results: ImageResults) -> Section:
     text = (
         "Muting leaves out the recorded contributions of slots; it does not retrain. Going back to the end of the "
         "first task and muting the second one differ a little: with momentum, what the first task had gathered is "
         "still paid out in the steps after it, so its last slots count for more in the full run than at that moment."
     )
-    told = [_told(story) for story in found.drawn.stories]
-    return Section(
-        "What was forgotten, and what brings it back", "\n\n".join([text, *told]), drawings=found.drawn.general
-    )
+    paragraphs = [text, *(_muted_text(muted) for muted in results.illustrations.muted)]
+    figures = results.illustrations.general
+    return Section("What was forgotten, and what brings it back", "\n\n".join(paragraphs), figures=figures)
 
 
-def _told(story: Story) -> str:
-    case, true = story.case, story.case.task.class_names[story.case.true]
+def _muted_text(muted: MutedPredictions) -> str:
+    case, true = muted.case, muted.case.task.class_names[muted.case.true]
 
-    def said(probabilities: Mapping[str, float]) -> str:
-        one = most_likely(probabilities)
-        own = "" if one == true else f", and {true} with {probabilities[true]:.2f}"
-        return f"{one} with probability {probabilities[one]:.2f}{own}"
+    def describe(probabilities: Mapping[str, float]) -> str:
+        predicted = most_likely(probabilities)
+        own = "" if predicted == true else f", and {true} with {probabilities[true]:.2f}"
+        return f"{predicted} with probability {probabilities[predicted]:.2f}{own}"
 
     text = (
-        f"Test input {case.index} of {case.task.name} is a {true}. The network says {said(story.before)}. With nothing "
-        f"muted but the class {story.muted_class!r} of {story.muted_task}, which shares that output, it says "
-        f"{said(story.after)}. With all of {story.muted_task} muted, it says {said(story.without_task)}."
+        f"Test input {case.index} of {case.task.name} is a {true}. The network says {describe(muted.before)}. "
+        f"With nothing muted but the class {muted.muted_class!r} of {muted.muted_task}, which shares that output, it "
+        f"says {describe(muted.after)}. With all of {muted.muted_task} muted, it says {describe(muted.without_task)}."
     )
-    if most_likely(story.after) != true and most_likely(story.without_task) == true:
+    if most_likely(muted.after) != true and most_likely(muted.without_task) == true:
         text += (
             " So it is not that class's doing alone: classes trained side by side balance each other at every output, "
             "and one of them taken out leaves the others unbalanced."
@@ -158,9 +165,9 @@ def _certificate_section(content: Mapping[str, Any]) -> Section:
 
 
 def _rounded(seconds: float) -> str:
-    """Nothing is asked of whole test sets in some experiments, which takes no time."""
+    """Format seconds; a dash for the experiments in which nothing is asked about whole test sets."""
     return f"{seconds:.0f}" if seconds >= 0.5 else "–"
 
 
-def _heading(case: Chosen) -> str:
+def _heading(case: SelectedInput) -> str:
     return f"{case.title} (test input {case.index})"

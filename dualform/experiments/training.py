@@ -1,10 +1,10 @@
-"""The paper's image classifiers: how they are made, trained and recorded.
+"""Train and record the paper's image classifiers.
 
     trained = train([Phase((mnist,), 3000)], PAPER, seed=0, path="runs/single")
     trained.model, trained.accuracies       # per task, in per cent, after each phase
 
-The settings are those of the paper's released code, which give its numbers: its text says plain SGD, the
-code has momentum and clips gradients.
+Hyperparameters are those of the paper's released code, which give its numbers: the text says plain SGD, the code
+has momentum and clips gradients.
 """
 
 from collections import OrderedDict
@@ -26,10 +26,10 @@ from dualform.inputs import INPUTS, save_inputs
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What is the same for all networks of an experiment; `model` is the import path of `network`."""
+class ImageHyperparameters:
+    """How the networks of an experiment are made and trained."""
 
-    model: str
+    model: str  # import path of `network`
     network: Callable[[], nn.Sequential]
     batch: int
     lr: float
@@ -40,31 +40,33 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Phase:
-    """A stretch of training on shuffled examples of one or more tasks."""
+    """A part of the training, on shuffled examples of one or more tasks."""
 
     tasks: tuple[Task, ...]
     steps: int
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedClassifier:
+    """A trained network, and how its training went."""
+
     model: nn.Module
     accuracies: list[dict[str, float]]  # after each phase: per cent by task
     seconds: float
 
 
 def paper_network() -> nn.Sequential:
-    """784 pixels, two hidden layers of 800, ten classes."""
+    """Make the paper's network: 784 pixels, two hidden layers of 800, ten classes."""
     return _network(784, 800, 800, 10)
 
 
 def small_network() -> nn.Sequential:
-    """64 pixels, two hidden layers of 64, ten classes."""
+    """Make a network for small images: 64 pixels, two hidden layers of 64, ten classes."""
     return _network(64, 64, 64, 10)
 
 
 def _network(pixels: int, first: int, second: int, classes: int) -> nn.Sequential:
-    """Linear layers with the paper's names for them, and ReLU between."""
+    """Make linear layers with the paper's names, and ReLU between them."""
     return nn.Sequential(
         OrderedDict([
             ("layer-0", nn.Linear(pixels, first)),
@@ -76,49 +78,59 @@ def _network(pixels: int, first: int, second: int, classes: int) -> nn.Sequentia
     )  # fmt: skip
 
 
-PAPER = Recipe("dualform.experiments.training:paper_network", paper_network, batch=128, lr=3e-3)
-SMALL = Recipe("dualform.experiments.training:small_network", small_network, batch=32, lr=2e-2, small=True)
+PAPER = ImageHyperparameters("dualform.experiments.training:paper_network", paper_network, batch=128, lr=3e-3)
+SMALL = ImageHyperparameters(
+    "dualform.experiments.training:small_network", small_network, batch=32, lr=2e-2, small=True
+)
 
 
 def train(
     phases: Sequence[Phase],
-    recipe: Recipe,
+    hparams: ImageHyperparameters,
     *,
     seed: int,
     path: Path,
     progress: Callable[[int], None] = lambda step: None,
-) -> Trained:
-    """Train through all phases with one optimiser, recording everything; the same seed gives the same run."""
-    model = seeded(recipe.network, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=recipe.lr, momentum=recipe.momentum)
+) -> TrainedClassifier:
+    """Train through all phases with one optimiser, and record it; the same seed gives the same run.
+
+    Args:
+        phases: of the training, in order.
+        hparams: how to make and train the network.
+        seed: of the initial weights and the batches.
+        path: of the run.
+        progress: called with the number of each finished step.
+    """
+    model = seeded(hparams.network, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=hparams.lr, momentum=hparams.momentum)
     generator = torch.Generator().manual_seed(seed)
-    every = list({task.name: task for phase in phases for task in phase.tasks}.values())
+    tasks = list({task.name: task for phase in phases for task in phase.tasks}.values())
     accuracies, began, tested = [], perf_counter(), 0.0
     with (
-        one_thread() if recipe.small else nullcontext(),
-        dualform.record(model, optimizer, path, about=_about(recipe, every)) as recorder,
+        one_thread() if hparams.small else nullcontext(),
+        dualform.record(model, optimizer, path, about=_about(hparams, tasks)) as recorder,
     ):
         for phase in phases:
-            for batch in _batches(phase, recipe.batch, generator):
+            for batch in _batches(phase, hparams.batch, generator):
                 recorder.tag(id=batch.ids, label=batch.labels, task=batch.tasks)
                 loss = F.cross_entropy(model(batch.images), batch.labels)
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+                nn.utils.clip_grad_norm_(model.parameters(), hparams.clip)
                 optimizer.step()
                 progress(recorder.steps - 1)
             since = perf_counter()
-            accuracies.append({task.name: accuracy(model, task.test) for task in every})
+            accuracies.append({task.name: accuracy(model, task.test) for task in tasks})
             tested += perf_counter() - since
-    return Trained(model, accuracies, perf_counter() - began - tested)
+    return TrainedClassifier(model, accuracies, perf_counter() - began - tested)
 
 
-def _about(recipe: Recipe, every: Sequence[Task]) -> dict[str, Any]:
+def _about(hparams: ImageHyperparameters, tasks: Sequence[Task]) -> dict[str, Any]:
     return {
-        "model": recipe.model,
+        "model": hparams.model,
         "inputs": INPUTS,
-        "class_names": {task.name: list(task.class_names) for task in every},
-        "image_shape": list(every[0].image_shape),
+        "class_names": {task.name: list(task.class_names) for task in tasks},
+        "image_shape": list(tasks[0].image_shape),
     }
 
 
@@ -131,45 +143,45 @@ class _Batch:
 
 
 def _batches(phase: Phase, size: int, generator: torch.Generator) -> Iterator[_Batch]:
-    """Shuffled epochs over the examples of all tasks of the phase."""
+    """Yield batches of shuffled examples of all tasks of a phase."""
     sizes = [len(task.train) for task in phase.tasks]
     for rows in epochs(sum(sizes), size, phase.steps, generator):
         yield _batch(phase.tasks, sizes, rows)
 
 
 def _batch(tasks: Sequence[Task], sizes: list[int], rows: Tensor) -> _Batch:
-    """Rows of all tasks' examples put end to end, gathered task by task: a batch has no order."""
+    """Return the examples with these row numbers through all tasks, task by task: a batch has no order."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     own = [
         rows[(rows >= start) & (rows < start + count)] - start for start, count in zip(starts, sizes, strict=True)
     ]  # fmt: skip
-    parts = [(task, chosen) for task, chosen in zip(tasks, own, strict=True) if len(chosen)]
+    parts = [(task, rows) for task, rows in zip(tasks, own, strict=True) if len(rows)]
     return _Batch(
-        images=torch.cat([task.train.images[chosen] for task, chosen in parts]),
-        labels=torch.cat([task.train.labels[chosen] for task, chosen in parts]),
-        ids=torch.cat([task.train.first_id + chosen for task, chosen in parts]),
-        tasks=[task.name for task, chosen in parts for _ in range(len(chosen))],
+        images=torch.cat([task.train.images[rows] for task, rows in parts]),
+        labels=torch.cat([task.train.labels[rows] for task, rows in parts]),
+        ids=torch.cat([task.train.first_id + rows for task, rows in parts]),
+        tasks=[task.name for task, rows in parts for _ in range(len(rows))],
     )
 
 
 def predictions(model: nn.Module, images: Tensor) -> Tensor:
-    """The class with the highest output, (n,)."""
+    """Return the class with the highest output for each image, (n,)."""
     with torch.no_grad():
         return torch.cat([model(part).argmax(dim=1) for part in images.split(1000)])
 
 
 def accuracy(model: nn.Module, examples: Examples) -> float:
-    """In per cent."""
+    """Return the accuracy in per cent."""
     return 100 * int((predictions(model, examples.images) == examples.labels).sum()) / len(examples)
 
 
-def save_test_sets(run: Path, of: Sequence[Task]) -> None:
-    """Test inputs, one task after the other, for later questions to a run that is kept."""
+def save_test_sets(run: Path, tasks: Sequence[Task]) -> None:
+    """Save test inputs, one task after the other, for later questions to a run that is kept."""
     save_inputs(
         run,
-        inputs=torch.cat([task.test.images for task in of]),
-        labels=torch.cat([task.test.labels for task in of]),
-        tasks=torch.cat([torch.full_like(task.test.labels, number) for number, task in enumerate(of)]),
-        images=torch.cat([task.test.raw for task in of]),
-        training_images=training_images(of),
+        inputs=torch.cat([task.test.images for task in tasks]),
+        labels=torch.cat([task.test.labels for task in tasks]),
+        tasks=torch.cat([torch.full_like(task.test.labels, number) for number, task in enumerate(tasks)]),
+        images=torch.cat([task.test.raw for task in tasks]),
+        training_images=training_images(tasks),
     )

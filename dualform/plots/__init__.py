@@ -1,18 +1,18 @@
-"""Results as matplotlib figures.
+"""Draw results as matplotlib figures.
 
     figure = plots.total_per_class(case, {"layer-2": totals}, tasks)
     figure.savefig("totals.pdf")
 
-Nothing here opens a run or asks a question.
+Functions take tables and return figures; none of them opens a run or asks a question.
 """
 
 from dualform.plots.accuracy import accuracies
 from dualform.plots.classes import attention_per_class, total_per_class
-from dualform.plots.contribution import Account, contribution_figure
+from dualform.plots.contribution import LogitParts, contribution_figure
 from dualform.plots.images import TopImages, top_images
 from dualform.plots.matrix import attention_matrix
 from dualform.plots.spotlight import LayerRow, spotlight_figure
-from dualform.plots.style import BOTH, PREDICTED, TRUE, require, save_pages
+from dualform.plots.style import BOTH, PREDICTED, TRUE, require_matplotlib, save_pages
 from dualform.plots.subject import Case, Subject, Tasks
 from dualform.plots.time import top_in_time
 
@@ -20,9 +20,9 @@ __all__ = [
     "BOTH",
     "PREDICTED",
     "TRUE",
-    "Account",
     "Case",
     "LayerRow",
+    "LogitParts",
     "Subject",
     "Tasks",
     "TopImages",
@@ -30,7 +30,7 @@ __all__ = [
     "attention_matrix",
     "attention_per_class",
     "contribution_figure",
-    "require",
+    "require_matplotlib",
     "save_pages",
     "spotlight_figure",
     "top_images",

@@ -1,34 +1,38 @@
-"""Accuracies of several tasks under several conditions.
+"""Draw accuracies of several tasks under several conditions.
 
     accuracies({"at the end": {"mnist": 45.1, "fashion-mnist": 85.0}, "second task muted": {...}})
 
-It shows what is forgotten, and what comes back.
+The figure shows what was forgotten, and what muting brings back.
 """
 
 from collections.abc import Mapping
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from dualform.plots.heading import headed
-from dualform.plots.style import INK, LABEL, TASK_COLOURS, TICK, dress
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import INK, LABEL, TASK_COLOURS, TICK, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_GROUP = 0.8  # of a condition's place is filled with bars
+_GROUP_WIDTH = 0.8  # of all bars of a condition, where the distance between conditions is 1
 
 
 def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
-    """Test accuracies in per cent, by condition and task, as grouped bars."""
+    """Draw test accuracies as grouped bars.
+
+    Args:
+        groups: accuracies in per cent, by condition and task.
+    """
     tasks = list(dict.fromkeys(task for group in groups.values() for task in group))
-    figure, body = headed(
+    figure, body = figure_with_heading(
         3.2,
         "How well is each task solved?",
         "Accuracy on the test images of each task. Muted: what a task contributed is left out; nothing is retrained.",
         width=max(6.5, 1.5 + 1.6 * len(groups)),
     )
     axes = body.add_subplot()
-    width = _GROUP / len(tasks)
+    width = _GROUP_WIDTH / len(tasks)
     for number, task in enumerate(tasks):
         places = [place for place, group in enumerate(groups.values()) if task in group]
         heights = [group[task] for group in groups.values() if task in group]
@@ -36,7 +40,7 @@ def accuracies(groups: Mapping[str, Mapping[str, float]]) -> "Figure":
         colour = TASK_COLOURS[number % len(TASK_COLOURS)]
         bars = axes.bar(middles, heights, width=0.94 * width, color=colour, label=task)
         axes.bar_label(bars, fmt="{:.1f}%", fontsize=LABEL, color=INK, padding=2)
-    dress(axes)
+    style_axes(axes)
     axes.grid(visible=False)  # the heights are written on the bars
     axes.set_ylim(0, 105)
     axes.set_yticks(range(0, 101, 25))

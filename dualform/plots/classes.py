@@ -1,10 +1,10 @@
-"""Attention class by class: each class's highest weights, and the total over all of its slots.
+"""Draw attention by class: the highest weights of each class, and the total over all of its slots.
 
     spotlight["layer-2"].top(500, by=("task", "label"))     # for attention_per_class, one such table a layer
     spotlight["layer-2"].total(by=("task", "label"))        # for total_per_class
 
-Layers are stacked, classes stand side by side: all of the first task, then all of the second. Colours
-tell tasks apart if there are several, else they pick out the predicted and the true class.
+Each layer has a panel, and each class a place in it: all classes of the first task, then those of the second.
+Colours distinguish tasks if there are several; otherwise they highlight the predicted and the true class.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dualform.plots.heading import headed
-from dualform.plots.style import FAINT, INK, LABEL, PANEL, REST, SMALL, dress
-from dualform.plots.subject import Array, Case, Key, Tasks, marks
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import FAINT, INK, LABEL, PANEL, REST, SMALL, style_axes
+from dualform.plots.subject import Array, Case, Key, Tasks, highlights
 from dualform.plots.ticks import name_classes_below, name_tasks
 from dualform.table import Table
 
@@ -22,13 +22,23 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANEL, _BELOW, _BELOW_TURNED = 1.5, 0.5, 1.0  # inches: a layer, and the names under the lowest
-_FILLED = 0.86  # of a class's place: the rest is a gap, so that classes do not run into each other
+_PANEL_HEIGHT, _NAMES_HEIGHT, _TURNED_NAMES_HEIGHT = 1.5, 0.5, 1.0  # inches: a layer, and the names below the last
+_CLASS_WIDTH = 0.86  # where the distance between classes is 1
 
 
 def attention_per_class(case: Case, tops: Mapping[str, Table], tasks: Tasks) -> "Figure":
-    """The highest weights of each class in descending order: Figures 4, 6, 11, 14, 17, 20, 23 and 26 of the paper."""
-    scores = {layer: _descending(top, tasks) for layer, top in tops.items()}
+    """Draw the highest weights of each class in descending order: Figures 4, 6, 11, 14, 17, 20, 23, 26 of the paper.
+
+    Args:
+        case: the test image that the figure is about.
+        tops: by layer, a table of `top(k, by=("task", "label"))` for one query.
+        tasks: class names of all tasks.
+    """
+    scores: dict[str, dict[Key, Array]] = {}
+    for layer, top in tops.items():
+        tasks.check_table(top)
+        by_class = {(task, label): top.where(task=task, label=label)["score"] for task, label in tasks.classes()}
+        scores[layer] = {key: np.sort(weights)[::-1] for key, weights in by_class.items()}
     most = max(len(ranked) for groups in scores.values() for ranked in groups.values())
     figure, panels = _stacked(
         "Attention to each training class",
@@ -40,16 +50,24 @@ def attention_per_class(case: Case, tops: Mapping[str, Table], tasks: Tasks) -> 
     )
     for axes, groups in zip(panels, scores.values(), strict=True):
         for place, (key, ranked) in enumerate(groups.items()):
-            _draw_hill(axes, place, ranked, most, _colour(key, case, tasks))
+            if not len(ranked):
+                axes.text(place, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
+                continue
+            edges = place - _CLASS_WIDTH / 2 + _CLASS_WIDTH * np.arange(len(ranked) + 1) / most
+            axes.stairs(ranked, edges, fill=True, color=_colour(key, case, tasks), linewidth=0)
     return figure
 
 
 def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "Figure":
-    """Attention summed over each class: Figures 5, 7, 12, 15, 18, 21, 24 and 27 of the paper.
+    """Draw attention summed over each class: Figures 5, 7, 12, 15, 18, 21, 24, 27 of the paper.
 
-    The largest bar of a layer is marked: it is that layer's guess, were its attention a classifier.
+    The largest bar of a layer is marked: it is what the layer would predict, if its attention were a classifier.
+
+    Args:
+        case: the test image that the figure is about.
+        totals: by layer, a table of `total(by=("task", "label"))` for one query.
+        tasks: class names of all tasks.
     """
-    heights = {layer: _per_class(table, tasks) for layer, table in totals.items()}
     figure, panels = _stacked(
         "Total attention to each training class",
         "Each bar is the sum of the attention weights of all visits to the images of a class. ▼ marks the largest.",
@@ -58,67 +76,45 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
         case,
         tasks,
     )
-    for axes, bars in zip(panels, heights.values(), strict=True):
+    for axes, table in zip(panels, totals.values(), strict=True):
+        tasks.check_table(table)
+        by_class = {(row["task"], row["label"]): row["total"] for row in table.rows()}
+        bars = np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)  # NaN: no slots
         colours = [_colour(key, case, tasks) for key in tasks.classes()]
-        axes.bar(range(len(bars)), bars, width=_FILLED, color=colours)
+        axes.bar(range(len(bars)), bars, width=_CLASS_WIDTH, color=colours)
         _mark_largest(axes, bars, case, tasks)
     return figure
-
-
-def _descending(top: Table, tasks: Tasks) -> dict[Key, Array]:
-    tasks.check_table(top)
-    return {(task, label): np.sort(top.where(task=task, label=label)["score"])[::-1] for task, label in tasks.classes()}
-
-
-def _per_class(totals: Table, tasks: Tasks) -> Array:
-    """(classes,): NaN for a class without slots, whose total is not merely small."""
-    tasks.check_table(totals)
-    found = {(row["task"], row["label"]): row["total"] for row in totals.rows()}
-    return np.array([found.get(key, np.nan) for key in tasks.classes()], dtype=float)
 
 
 def _colour(key: Key, case: Case, tasks: Tasks) -> str:
     if tasks.several:
         return tasks.colour(key[0])
-    stands_out = marks(case, tasks).get(key)
-    return stands_out.colour if stands_out else REST
+    highlight = highlights(case, tasks).get(key)
+    return highlight.colour if highlight else REST
 
 
 def _stacked(
     title: str, note: str, unit: str, layers: Sequence[str], case: Case, tasks: Tasks
 ) -> tuple["Figure", list["Axes"]]:
-    """A panel a layer, with a place for each class, from 0 on; names of classes under the lowest only."""
-    below = _BELOW_TURNED if tasks.several else _BELOW
-    height = _PANEL * len(layers) + below
-    figure, body = headed(height, title, note, case, tasks)
+    """Return a figure with a panel for each layer; class n is at x = n, and only the last panel has their names."""
+    below = _TURNED_NAMES_HEIGHT if tasks.several else _NAMES_HEIGHT
+    height = _PANEL_HEIGHT * len(layers) + below
+    figure, body = figure_with_heading(height, title, note, case, tasks)
     panels: list[Axes] = list(body.subplots(len(layers), 1, sharex=True, squeeze=False)[:, 0])
     for axes, layer in zip(panels, layers, strict=True):
         axes.set_title(layer, loc="left", fontsize=PANEL, fontweight="bold", color=INK)
-        dress(axes)
+        style_axes(axes)
         for first, _ in list(tasks.spans().values())[1:]:
             axes.axvline(first - 0.5, color=REST, linewidth=0.8, linestyle="--")
     panels[-1].set_xlim(-0.6, len(tasks.classes()) - 0.4)
-    _name_places(panels[-1], case, tasks)
-    middle = (below + _PANEL * len(layers) / 2) / height  # of the panels, names not counted
+    name_classes_below(panels[-1], case, tasks)
+    if tasks.several:
+        name_tasks(panels[-1].xaxis, tasks, steepness=0.8, words="training classes of {task}")
+    else:
+        panels[-1].set_xlabel("class of the training images", fontsize=LABEL, color=INK, labelpad=8)
+    middle = (below + _PANEL_HEIGHT * len(layers) / 2) / height  # of the panels without the names
     body.supylabel(unit, y=middle, fontsize=LABEL, color=INK)
     return figure, panels
-
-
-def _name_places(lowest: "Axes", case: Case, tasks: Tasks) -> None:
-    name_classes_below(lowest, case, tasks)
-    if tasks.several:
-        name_tasks(lowest.xaxis, tasks, steepness=0.8, words="training classes of {task}")
-    else:
-        lowest.set_xlabel("class of the training images", fontsize=LABEL, color=INK, labelpad=8)
-
-
-def _draw_hill(axes: "Axes", place: int, ranked: Array, most: int, colour: str) -> None:
-    if not len(ranked):
-        axes.text(place, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
-        return
-    left = place - _FILLED / 2
-    edges = left + _FILLED * np.arange(len(ranked) + 1) / most
-    axes.stairs(ranked, edges, fill=True, color=colour, linewidth=0)
 
 
 def _mark_largest(axes: "Axes", bars: Array, case: Case, tasks: Tasks) -> None:
@@ -130,16 +126,11 @@ def _mark_largest(axes: "Axes", bars: Array, case: Case, tasks: Tasks) -> None:
         fontsize=SMALL, color=INK,
     )  # fmt: skip
     axes.margins(y=0.16)  # room for the mark
-    key = tasks.classes()[place]
-    words = f"largest: {tasks.full_name(key)}, {_relation(key, case)}"
-    axes.set_title(words, loc="right", fontsize=LABEL, color=INK)
-
-
-def _relation(key: Key, case: Case) -> str:
-    task, label = key
-    own = task == case.task
+    task, label = tasks.classes()[place]
+    relation = "neither predicted nor true"
     if label == case.predicted:
-        return "as predicted" if own else "same output as predicted"
-    if label == case.true:
-        return "the true class" if own else "same output as the true class"
-    return "neither predicted nor true"
+        relation = "as predicted" if task == case.task else "same output as predicted"
+    elif label == case.true:
+        relation = "the true class" if task == case.task else "same output as the true class"
+    words = f"largest: {tasks.full_name((task, label))}, {relation}"
+    axes.set_title(words, loc="right", fontsize=LABEL, color=INK)

@@ -1,61 +1,63 @@
-"""The head of a figure.
+"""Draw the heading of a figure.
 
-    figure, body = headed(height=4, title="Total attention of each class", note="...", case=case, tasks=tasks)
+    figure, body = figure_with_heading(4, "Total attention of each class", "...", case, tasks)
     axes = body.subplots(3, 1)
 
-It says what is seen, how to read it, and which test image it is about.
+A heading says what the figure shows, how to read it, and which test image it is about.
 """
 
 from typing import TYPE_CHECKING
 
 from dualform.plots.style import FAINT, INK, SMALL, TICK, TITLE, WIDTH, make_pill, new_figure
-from dualform.plots.subject import Case, Mark, Tasks, draw_image, marks
+from dualform.plots.subject import Case, Highlight, Tasks, draw_image, highlights
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
-_MARGIN, _THUMB, _LINE = 0.12, 0.8, 0.29  # inches
+_MARGIN, _IMAGE, _LINE = 0.12, 0.8, 0.29  # inches
 
 
-def headed(
+def figure_with_heading(
     height: float, title: str, note: str, case: Case | None = None, tasks: Tasks | None = None, width: float = WIDTH
 ) -> tuple["Figure", "SubFigure"]:
-    """A figure with a head; its body, of the given height in inches, is for the caller to fill."""
-    head_height = 1.5 * _MARGIN + (_THUMB if case else 1.5 * _LINE)
+    """Return a figure with a heading, and its body.
+
+    Args:
+        height: of the body, in inches.
+        title: what the figure shows.
+        note: how to read it.
+        case: the test image that it is about, if any.
+        tasks: names of the case's classes; by default their labels.
+        width: of the figure, in inches.
+    """
+    head_height = 1.5 * _MARGIN + (_IMAGE if case else 1.5 * _LINE)
     figure = new_figure(width, head_height + height)
     head, body = figure.subfigures(2, 1, height_ratios=[head_height, height], squeeze=False)[:, 0]
     page = head.add_axes((0, 0, 1, 1))
     page.set(xlim=(0, width), ylim=(head_height, 0))  # inches from the upper left corner
     page.set_axis_off()
-    left = _MARGIN if case is None else 2 * _MARGIN + _THUMB
+    left = _MARGIN if case is None else 2 * _MARGIN + _IMAGE
     page.text(left, _MARGIN, title, fontsize=TITLE, fontweight="bold", color=INK, va="top")
     page.text(left, _MARGIN + _LINE * (2 if case else 1), note, fontsize=SMALL, color=FAINT, va="top")
     if case is not None:
-        box = (_MARGIN / width, _MARGIN / 2 / head_height, _THUMB / width, _THUMB / head_height)
+        box = (_MARGIN / width, _MARGIN / 2 / head_height, _IMAGE / width, _IMAGE / head_height)
         draw_image(head.add_axes(box), case.image, INK)
-        _say_what_became_of_it(page, (left, _MARGIN + _LINE), case, tasks or _numbered(case))
+        words = f"test image {case.index:,} of {case.task}"
+        text = page.text(left, _MARGIN + _LINE, words, fontsize=TICK, color=INK, va="top")
+        labels = range(max(case.true, case.predicted) + 1)
+        for words, highlight in describe_classes(case, tasks or Tasks({case.task: [str(label) for label in labels]})):
+            text = page.annotate(
+                words, (1, 0), (10, 0), xycoords=text, textcoords="offset points", va="bottom", fontsize=TICK
+            )
+            make_pill(text, highlight.colour, highlight.solid)
     return figure, body
 
 
-def _say_what_became_of_it(page: "Axes", place: tuple[float, float], case: Case, tasks: Tasks) -> None:
-    before = page.text(*place, f"test image {case.index:,} of {case.task}", fontsize=TICK, color=INK, va="top")
-    for words, mark in verdict(case, tasks):
-        before = page.annotate(
-            words, (1, 0), (10, 0), xycoords=before, textcoords="offset points", va="bottom", fontsize=TICK
-        )
-        make_pill(before, mark.colour, mark.solid)
-
-
-def verdict(case: Case, tasks: Tasks) -> list[tuple[str, Mark]]:
-    """True and predicted class in words, each with the mark it has all over the figure."""
-    found = marks(case, tasks)
-    labels = {"true and predicted": case.true} if case.right else {"true": case.true, "predicted": case.predicted}
-    own = {role: (case.task, label) for role, label in labels.items()}
-    said = [(f"{role}: {tasks.name(key)}", found[key]) for role, key in own.items()]
-    return said + [(f"same output: {tasks.full_name(key)}", mark) for key, mark in found.items() if not mark.solid]
-
-
-def _numbered(case: Case) -> Tasks:
-    """Labels for names, where a figure needs no others."""
-    return Tasks({case.task: [str(label) for label in range(max(case.true, case.predicted) + 1)]})
+def describe_classes(case: Case, tasks: Tasks) -> list[tuple[str, Highlight]]:
+    """Return descriptions of the true and the predicted class, each with its highlight."""
+    by_class = highlights(case, tasks)
+    labels = {"true and predicted": case.true} if case.correct else {"true": case.true, "predicted": case.predicted}
+    keys = {role: (case.task, label) for role, label in labels.items()}
+    own = [(f"{role}: {tasks.name(key)}", by_class[key]) for role, key in keys.items()]
+    others = [(key, highlight) for key, highlight in by_class.items() if not highlight.solid]
+    return own + [(f"same output: {tasks.full_name(key)}", highlight) for key, highlight in others]

@@ -1,11 +1,11 @@
-"""The spotlight figure: one input, and per layer its top training images and its attention per class."""
+"""Draw the spotlight of one input: for each layer, its top training images and its attention by class."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dualform.plots.style import FAINT, INK, REST, amount, dress, new_figure
-from dualform.plots.subject import Array, Subject, draw_image, draw_subject, head
+from dualform.plots.style import FAINT, INK, REST, caption_number, new_figure, style_axes
+from dualform.plots.subject import Array, Subject, draw_image, draw_subject, set_heading
 from dualform.table import Table
 
 if TYPE_CHECKING:
@@ -20,12 +20,19 @@ _CAPTION = (
 
 @dataclass(frozen=True)
 class LayerRow:
-    """One layer's answers to one query: a row of the spotlight figure."""
+    """One layer's answers to one query: a row of the spotlight figure.
+
+    Attributes:
+        layer: name of the layer.
+        top: table of `top(k, per="id")`.
+        images: training image of each row of `top`, (k, height, width).
+        totals: table of `total(by=...)`.
+    """
 
     layer: str
-    top: Table  # of top(k, per="id")
-    images: Array  # (k, height, width): the training image of each row of `top`
-    totals: Table  # of total(by=...)
+    top: Table
+    images: Array
+    totals: Table
 
 
 def spotlight_figure(
@@ -34,20 +41,34 @@ def spotlight_figure(
     by: str = "label",
     title: str = "Which training images are behind this prediction?",
 ) -> "Figure":
-    """One input, and per layer its top training images and its attention per class."""
+    """Draw one input, and for each layer its top training images and its attention by class.
+
+    Args:
+        subject: the test image that the figure is about.
+        rows: one for each layer.
+        by: column that names the class of an example.
+        title: of the figure.
+    """
     shown = max(len(row.top) for row in rows)
     figure = new_figure(5.4 + 1.02 * shown, 1.1 + 1.7 * len(rows))
     figure.suptitle(title, fontsize=15, fontweight="bold", color=INK)
     figure.supxlabel(_CAPTION, fontsize=8.5, color=FAINT)
     left, middle, right = figure.subfigures(1, 3, width_ratios=[2.0, 0.35 + 1.02 * shown, 3.05], squeeze=False)[0]
     draw_subject(left, subject)
-    head(middle, "training images with the highest attention")
-    head(right, "total attention per class")
+    set_heading(middle, "training images with the highest attention")
+    set_heading(right, "total attention per class")
     pictures = middle.subplots(len(rows), shown, squeeze=False)
     for row, axes, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
         _draw_row(axes, row, by, subject)
-        dress(bars)
-        _draw_bars(bars, row.totals, by, subject.colours())
+        style_axes(bars)
+        classes, colours = row.totals[by].tolist(), subject.colours()
+        bars.bar(
+            range(len(classes)), row.totals["total"], width=0.78, color=[colours.get(name, REST) for name in classes]
+        )
+        bars.set_xticks(range(len(classes)), [str(name) for name in classes])
+        for name, tick in zip(classes, bars.get_xticklabels(), strict=True):
+            if name in colours:
+                tick.set(color=colours[name], fontweight="bold")
     return figure
 
 
@@ -57,25 +78,9 @@ def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subje
         colour = subject.colours().get(facts[by], FAINT)
         draw_image(axes, image, colour)
         axes.set_title(f"{by} {facts[by]}", fontsize=9, fontweight="bold", color=colour, pad=3)
-        axes.set_xlabel(_facts_below(facts), fontsize=7.5, color=INK, labelpad=2)
+        # The step of several visits is that of the first.
+        visits = f"{facts['visits']} visits\nfirst at " if "visits" in facts else ""
+        words = f"score {caption_number(facts['score'])}\n{visits}step {facts['step']}"
+        axes.set_xlabel(words, fontsize=7.5, color=INK, labelpad=2)
     for axes in pictures[len(row.top) :]:
         axes.set_axis_off()
-
-
-def _facts_below(facts: Mapping[str, Any]) -> str:
-    """Of one visit, or of all visits to the same training image; the step is that of the first."""
-    lines = [f"score {amount(facts['score'])}"]
-    if "visits" in facts:
-        lines += [f"{facts['visits']} visits", f"first at step {facts['step']}"]
-    else:
-        lines.append(f"step {facts['step']}")
-    return "\n".join(lines)
-
-
-def _draw_bars(axes: "Axes", totals: Table, by: str, colours: Mapping[Any, str]) -> None:
-    classes = totals[by].tolist()
-    axes.bar(range(len(classes)), totals["total"], width=0.78, color=[colours.get(name, REST) for name in classes])
-    axes.set_xticks(range(len(classes)), [str(name) for name in classes])
-    for name, tick in zip(classes, axes.get_xticklabels(), strict=True):
-        if name in colours:
-            tick.set(color=colours[name], fontweight="bold")

@@ -1,6 +1,6 @@
-"""The look that all figures share: colours, sizes of type, and how axes are dressed.
+"""Colours, font sizes and axes that all figures share.
 
-Figures belong to no window and no global state, so they can be made anywhere, in threads too.
+Figures belong to no window and no global state, so they can be made in any thread.
 """
 
 from collections.abc import Sequence
@@ -14,22 +14,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.text import Text
 
-# Okabe and Ito's colours, told apart by colour-blind eyes too.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 PREDICTED, TRUE, BOTH = "#0072B2", "#D55E00", "#009E73"
-TASK_COLOURS = ("#56B4E9", "#E69F00", "#CC79A7", "#F0E442")  # none of the three above, which mean something else
+TASK_COLOURS = ("#56B4E9", "#E69F00", "#CC79A7", "#F0E442")  # none of the three above
 REST, INK, FAINT, PALE = "#B8B8B8", "#222222", "#6A6A6A", "#F1F1F1"
 
 TITLE, PANEL, LABEL, TICK, SMALL = 13, 10, 9, 8.5, 8  # points
-WIDTH = 9.0  # inches: a laptop's screen at 100%, and a printed page across
+WIDTH = 9.0  # inches: fits a laptop's screen and a printed page
 
 
-def require() -> None:
-    """Raise now if there is no matplotlib, rather than after the work whose result is to be drawn."""
+def require_matplotlib() -> None:
+    """Raise MissingExtra if there is no matplotlib: before the work whose results are drawn, not after it."""
     new_figure(1, 1)
 
 
 def new_figure(width: float, height: float) -> "Figure":
-    """An empty figure, in inches, that lays itself out."""
+    """Return an empty figure with automatic layout.
+
+    Args:
+        width: in inches.
+        height: in inches.
+    """
     try:
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -40,7 +45,7 @@ def new_figure(width: float, height: float) -> "Figure":
 
 
 def save_pages(figures: Sequence["Figure"], path: Path) -> None:
-    """Several figures as one PDF, a page each."""
+    """Save figures as one PDF, a page each."""
     from matplotlib.backends.backend_pdf import PdfPages
 
     with PdfPages(path) as pages:
@@ -48,13 +53,13 @@ def save_pages(figures: Sequence["Figure"], path: Path) -> None:
             pages.savefig(figure)
 
 
-def dress(axes: "Axes") -> None:
-    """Axes with a line at zero, few ticks and faint lines across."""
+def style_axes(axes: "Axes") -> None:
+    """Give axes a line at zero, few ticks and faint grid lines."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.tick_params(which="both", labelsize=TICK, length=0, labelcolor=INK)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=4, min_n_ticks=3))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: short(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, place: axis_number(value)))
     axes.grid(axis="y", color="#E6E6E6", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "bottom"]].set_visible(False)
@@ -62,8 +67,8 @@ def dress(axes: "Axes") -> None:
     axes.axhline(0, color=REST, linewidth=0.8)
 
 
-def short(value: float) -> str:
-    """As on an axis: 250, 100k, 2.5M; below one 0.5, for 500m would be read as metres or millions."""
+def axis_number(value: float) -> str:
+    """Format a number for an axis: 250, 100k, 2.5M; but 0.5, for 500m could be read as metres or millions."""
     from matplotlib.ticker import EngFormatter
 
     if abs(value) < 1000:
@@ -71,13 +76,13 @@ def short(value: float) -> str:
     return str(EngFormatter(sep="")(value))
 
 
-def amount(value: float) -> str:
-    """As in a caption: 6.7, 1,234, 101,234."""
+def caption_number(value: float) -> str:
+    """Format a number for a caption: 6.7, 1,234, 101,234."""
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def make_pill(text: "Text", colour: str, solid: bool = True) -> None:
-    """Bold words on a coloured ground, or, if less is to be said, in a coloured frame."""
+    """Put bold words on a coloured background or, if not solid, in a coloured frame."""
     text.set(color="white" if solid else colour, fontweight="bold")
     text.set_bbox(
         {"boxstyle": "round,pad=0.22", "facecolor": colour if solid else "white", "edgecolor": colour, "linewidth": 1}

@@ -1,4 +1,4 @@
-"""Where in training the slots with the highest attention lie."""
+"""Draw when in training the slots with the highest attention were seen."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dualform.errors import QueryError
-from dualform.plots.heading import headed
-from dualform.plots.style import FAINT, INK, LABEL, PANEL, SMALL, TRUE, dress
+from dualform.plots.heading import figure_with_heading
+from dualform.plots.style import FAINT, INK, LABEL, PANEL, SMALL, TRUE, style_axes
 from dualform.plots.subject import Array, Case, Tasks, check_one_query
 from dualform.table import Table
 
@@ -15,23 +15,35 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_BARS = 60  # at most
+_MAX_BARS = 60
 _FILL = "#9DB4C0"
-_PAD = 10  # points between title and panel: room for the mark of the median
+_PAD = 10  # points between title and panel: space for the mark of the median
 
 
 def top_in_time(
     case: Case, tops: Mapping[str, Table], steps: int, boundaries: Sequence[int] = (), tasks: Tasks | None = None
 ) -> "Figure":
-    """When the slots of `top(500)` were seen, layer by layer; `boundaries` are the steps at which the task changed."""
+    """Draw a histogram of the training steps of the top slots, layer by layer.
+
+    Args:
+        case: the test image that the figure is about.
+        tops: by layer, a table of `top(500)` for one query.
+        steps: number of training steps.
+        boundaries: steps at which the task changed.
+        tasks: names of the case's classes; by default their labels.
+    """
     for top in tops.values():
-        _check_steps(top, steps)
+        check_one_query(top)
+        if len(top) and not (top["step"].min() >= 0 and top["step"].max() < steps):
+            raise QueryError(
+                f"the table has step {top['step'].max()}, but steps={steps}: pass the run's number of steps"
+            )
     width = _bar_width(steps)
-    edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be a narrow one
-    figure, body = headed(
+    edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be narrower
+    figure, body = figure_with_heading(
         1.35 * len(tops) + 0.45,
         "When in training were the most attended examples seen?",
-        f"Of the {_most(tops):,} visits with the highest attention. ▼ marks the median. "
+        f"Of the {max(map(len, tops.values())):,} visits with the highest attention. ▼ marks the median. "
         "Dotted: visits spread evenly over training.",
         case,
         tasks,
@@ -39,11 +51,15 @@ def top_in_time(
     panels = body.subplots(len(tops), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (layer, top) in zip(panels, tops.items(), strict=True):
         axes.set_title(layer, loc="left", pad=_PAD, fontsize=PANEL, fontweight="bold", color=INK)
-        dress(axes)
+        style_axes(axes)
         _draw_histogram(axes, top["step"], edges)
         for boundary in boundaries:
             axes.axvline(boundary, color=TRUE, linewidth=1.2, linestyle="--")
-    _name_boundaries(panels[0], boundaries)
+    for boundary in boundaries:
+        panels[0].annotate(
+            "task changes", (boundary, 1), (0, 12), xycoords=("data", "axes fraction"), textcoords="offset points",
+            ha="center", va="bottom", fontsize=SMALL, color=TRUE,
+        )  # fmt: skip
     panels[-1].set_xlim(0, steps)
     panels[-1].xaxis.set_major_formatter(lambda value, place: f"{value:,.0f}")
     body.supxlabel("training step", fontsize=LABEL, color=INK)
@@ -51,20 +67,10 @@ def top_in_time(
     return figure
 
 
-def _check_steps(top: Table, steps: int) -> None:
-    check_one_query(top)
-    if len(top) and not (top["step"].min() >= 0 and top["step"].max() < steps):
-        raise QueryError(f"there is a slot of step {top['step'].max()}, but steps={steps}: pass the run's steps")
-
-
-def _most(tops: Mapping[str, Table]) -> int:
-    return max(len(top) for top in tops.values())
-
-
 def _bar_width(steps: int) -> int:
-    """A round number of steps: 1, 2, 5, 10, 20, 50, ..."""
+    """Return a round number of steps for each bar: 1, 2, 5, 10, 20, 50, ..."""
     width, factors = 1, (2, 5, 10)
-    while width * _BARS < steps:
+    while width * _MAX_BARS < steps:
         power = 10 ** (len(str(width)) - 1)
         width = next(power * factor for factor in factors if power * factor > width)
     return width
@@ -84,11 +90,3 @@ def _draw_histogram(axes: "Axes", steps: Array, edges: Array) -> None:
     )  # fmt: skip
     axes.axvline(median, color=INK, linewidth=1)
     axes.set_title(f"median: step {median:,.0f}", loc="right", pad=_PAD, fontsize=LABEL, color=INK)
-
-
-def _name_boundaries(axes: "Axes", boundaries: Sequence[int]) -> None:
-    for boundary in boundaries:
-        axes.annotate(
-            "task changes", (boundary, 1), (0, 12), xycoords=("data", "axes fraction"), textcoords="offset points",
-            ha="center", va="bottom", fontsize=SMALL, color=TRUE,
-        )  # fmt: skip

@@ -1,16 +1,15 @@
-"""Slots back to passages: what stands at a language model's top training positions, for people to read.
+"""Passages: the training text around a language model's top training positions, for people to read.
 
     text = Text.load("runs/aesop/text.json")
-    found = passages(text, layer.top(20, per="position"), most=3)      # a table with `position` and `score`
-    for passage in found:
+    for passage in passages(text, layer.top(20, per="position"), most=3):      # a table with `position` and `score`
         print(to_plain(passage), "|", caption(passage))     # away as [f]ast as he could | THE WOLF AND ...
 
-`Text` is a training text, position by position; a `Passage` is a stretch of it in which hits are marked.
-The last token of a prompt is shown the same ways, by way of `prompt_passage`.
+A `Text` is a training text as a sequence of tokens; a `Passage` is a part of it in which hits are marked.
+`prompt_passage` makes a passage of a prompt, so that its last token can be shown in the same formats.
 """
 
+from dualform.text.formats import caption, escape_markdown, to_html, to_markdown, to_plain, to_rich, to_snippet
 from dualform.text.passages import Mark, Passage, passages, prompt_passage
-from dualform.text.shown import caption, escape_markdown, to_html, to_markdown, to_plain, to_rich, to_snippet
 from dualform.text.texts import Text
 
 __all__ = [

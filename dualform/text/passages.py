@@ -1,9 +1,9 @@
-"""Passages: the stretches of a text around the best hits of a query, each hit in one of them.
+"""Find the passages of a text around the best hits of a query; each hit is in one of them.
 
     passages(text, table.where(query=0), most=3)        # best first
     prompt_passage(tuple("At "), separator="")          # the query itself: its last token is marked
 
-A passage knows its tokens, so that whoever shows it needs no text.
+A passage holds its tokens, so that it can be shown without the text.
 """
 
 from collections.abc import Sequence
@@ -18,44 +18,63 @@ from dualform.text.texts import Text
 
 _CHARACTERS_AROUND = 60
 _WORDS_AROUND = 12
-_TOUCHING = 3  # tokens between two passages that read as one
+_MAX_GAP = 3  # tokens between two passages that are merged
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A position that was hit, and what the table says of it."""
+    """A marked position, with the columns of the table for it.
+
+    Attributes:
+        position: of the token in the text.
+        score: of the position, such as its attention weight.
+        visits: how often the position was trained on, if the table says so.
+        step: training step of the hit, if the table says so.
+    """
 
     position: int
     score: float
-    visits: int | None = None  # how often training came by
+    visits: int | None = None
     step: int | None = None
 
 
 @dataclass(frozen=True)
 class Passage:
-    """Tokens [start, end) of a text, some of them marked; its score is that of its best mark."""
+    """Tokens of a text, some of them marked.
+
+    Attributes:
+        start: position of the first token.
+        end: position after the last token.
+        tokens: from start to end.
+        separator: between tokens when they are shown.
+        marks: at least one, best first.
+        title: of the part of the text that the best mark is in, if it has one.
+    """
 
     start: int
     end: int
     tokens: tuple[str, ...]
     separator: str
-    marks: tuple[Mark, ...]  # best first, at least one
+    marks: tuple[Mark, ...]
     title: str | None = None
 
     @property
     def score(self) -> float:
+        """Score of the best mark."""
         return self.marks[0].score
 
     @property
     def visits(self) -> int | None:
+        """Visits of the best mark."""
         return self.marks[0].visits
 
     @property
     def step(self) -> int | None:
+        """Training step of the best mark."""
         return self.marks[0].step
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "start": self.start,
             "end": self.end,
@@ -70,100 +89,108 @@ class Passage:
 
 
 def passages(text: Text, table: Table, most: int = 3, around: int | None = None) -> list[Passage]:
-    """The best hits of one query, as many as fit into `most` passages, best first.
+    """Return the passages around the best hits of one query.
 
-    The table has a `position` and a `score` a row, best first; `visits` and `step` are taken along. A
-    passage reaches `around` tokens to either side of its hit, and of characters only to whole words.
-    Passages that overlap or nearly touch are one. Of rows with the same position the first counts.
+        passages(text, layer.top(20, per="position"), most=3)
+
+    Passages that overlap or nearly touch are merged. Hits are taken in their order until one more passage would
+    exceed `most`. Of several rows with the same position the first one counts.
+
+    Args:
+        text: the text that was trained on.
+        table: hits of one query, best first, with columns `position` and `score`; `visits` and `step` are optional.
+        most: maximum number of passages.
+        around: how many tokens a passage reaches to either side of a hit, 12 words or 60 characters by default;
+            of characters, words at the ends that would be cut in two are left out.
+
+    Returns:
+        Passages, the one with the best hit first.
     """
     if around is None:
         around = _WORDS_AROUND if text.separator else _CHARACTERS_AROUND
     if most < 1 or around < 0:
-        raise QueryError(f"most must be at least 1, not {most}, and around at least 0, not {around}")
+        raise QueryError(f"most must be at least 1 and around at least 0, got most={most} and around={around}")
     hits = _hits(text, table)
-    stretches: list[_Stretch] = []
+    windows: list[_Window] = []
     for rank, hit in enumerate(hits):
-        new = _stretch(text, hit.position, around, rank)
-        near = [old for old in stretches if old.touches(new)]
-        if not near and len(stretches) == most:
+        new = _window(text, hit.position, around, rank)
+        near = [old for old in windows if old.touches(new)]
+        if not near and len(windows) == most:
             break
-        stretches = [old for old in stretches if old not in near] + [_joined([new, *near])]
-    return [_passage(text, stretch, hits) for stretch in sorted(stretches, key=lambda stretch: stretch.ranks)]
+        merged = _Window(
+            min(window.start for window in [new, *near]),
+            max(window.end for window in [new, *near]),
+            sorted(rank for window in [new, *near] for rank in window.ranks),
+        )
+        windows = [old for old in windows if old not in near] + [merged]
+    best_first = []
+    for window in sorted(windows, key=lambda window: window.ranks):
+        marks = tuple(hits[rank] for rank in window.ranks)
+        tokens, title = text.tokens(window.start, window.end), text.title_at(marks[0].position)
+        best_first.append(Passage(window.start, window.end, tokens, text.separator, marks, title))
+    return best_first
 
 
 def prompt_passage(tokens: Sequence[str], separator: str) -> Passage:
-    """A prompt whose last token, the query, is marked."""
+    """Return a prompt as a passage whose last token, the query, is marked.
+
+    Args:
+        tokens: of the prompt, at least one.
+        separator: between tokens when they are shown.
+    """
     if not tokens:
-        raise QueryError("the prompt is empty: a query is its last token")
+        raise QueryError("the prompt is empty: pass at least one token, the last one is the query")
     return Passage(0, len(tokens), tuple(tokens), separator, (Mark(len(tokens) - 1, 1.0),))
 
 
 def _hits(text: Text, table: Table) -> list[Mark]:
-    """The rows of a table as marks, in its order."""
+    """Return the rows of a table as marks, in the table's order."""
     if not len(table):
         return []
     if "query" in table.columns and len(np.unique(table["query"])) > 1:
-        raise QueryError("passages are those of one query, and the table has several: choose with .where(query=...)")
+        raise QueryError("the table has several queries, expected one: choose it with .where(query=...)")
     positions, scores = table["position"], table["score"]
     if positions.dtype.kind not in "iu":
-        raise QueryError(f"positions are whole numbers, and the table has {positions.dtype}")
+        raise QueryError(f"positions must be integers, the table has {positions.dtype}")
     outside = positions[(positions < 0) | (positions >= len(text))]
     if len(outside):
         raise QueryError(
-            f"position {outside[0]:,} is not in the text, which has {len(text):,} tokens: was it the one trained on?"
+            f"position {outside[0]:,} is outside of the text, which has {len(text):,} tokens: "
+            "pass the text that was trained on"
         )
     if not np.isfinite(scores).all():
         raise QueryError("the table has scores that are NaN or infinite")
-    found: dict[int, Mark] = {}
+    marks: dict[int, Mark] = {}
     for row in table.rows():
         mark = Mark(row["position"], float(row["score"]), row.get("visits"), row.get("step"))
-        found.setdefault(mark.position, mark)
-    return list(found.values())
+        marks.setdefault(mark.position, mark)
+    return list(marks.values())
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Window:
     """Positions [start, end), and the ranks of the hits within."""
 
     start: int
     end: int
     ranks: list[int]  # ascending
 
-    def touches(self, other: "_Stretch") -> bool:
-        return self.start <= other.end + _TOUCHING and other.start <= self.end + _TOUCHING
+    def touches(self, other: "_Window") -> bool:
+        return self.start <= other.end + _MAX_GAP and other.start <= self.end + _MAX_GAP
 
 
-def _joined(stretches: Sequence[_Stretch]) -> _Stretch:
-    ranks = sorted(rank for one in stretches for rank in one.ranks)
-    return _Stretch(min(one.start for one in stretches), max(one.end for one in stretches), ranks)
-
-
-def _passage(text: Text, stretch: _Stretch, hits: Sequence[Mark]) -> Passage:
-    marks = tuple(hits[rank] for rank in stretch.ranks)
-    tokens = text.tokens(stretch.start, stretch.end)
-    return Passage(stretch.start, stretch.end, tokens, text.separator, marks, text.title_at(marks[0].position))
-
-
-def _stretch(text: Text, position: int, around: int, rank: int) -> _Stretch:
-    """What is within reach of a hit; where tokens are less than words, without words that are cut in half."""
+def _window(text: Text, position: int, around: int, rank: int) -> _Window:
+    """Return the window around a hit; where tokens are shorter than words, without words that are cut in two."""
     start, end = max(0, position - around), min(len(text), position + around + 1)
     if text.separator:
-        return _Stretch(start, end, [rank])
-    start = next((at for at in range(start, position + 1) if _begins_word(text, at)), start)
-    end = next((at for at in range(end, position, -1) if _ends_word(text, at)), end)
-    return _Stretch(start, end, [rank])
-
-
-def _begins_word(text: Text, at: int) -> bool:
-    return not text.token(at).isspace() and _between_words(text, at)
-
-
-def _ends_word(text: Text, at: int) -> bool:
-    return not text.token(at - 1).isspace() and _between_words(text, at)
+        return _Window(start, end, [rank])
+    starts = (at for at in range(start, position + 1) if _between_words(text, at) and not text.token(at).isspace())
+    ends = (at for at in range(end, position, -1) if _between_words(text, at) and not text.token(at - 1).isspace())
+    return _Window(next(starts, start), next(ends, end), [rank])
 
 
 def _between_words(text: Text, at: int) -> bool:
-    """Whether there is space on one side or the other, as pieces of words have it: " fast", "er"."""
+    """Return whether a word can begin or end here: one of the two tokens has a space there, as in " fast", "er"."""
     if at in (0, len(text)):
         return True
     return text.token(at - 1)[-1:].isspace() or text.token(at)[:1].isspace()

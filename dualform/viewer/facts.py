@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualform.experiments.room import RUNS
+from dualform.experiments.result_files import RUNS
 from dualform.viewer import code
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.passages import example

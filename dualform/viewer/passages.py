@@ -38,7 +38,7 @@ def example(text: Text) -> str:
     """Words from the middle of the training text, to begin with."""
     start = len(text) // 2
     try:
-        shown = text.shown(start, min(len(text), start + (8 if text.separator else 60)))
+        shown = text.excerpt(start, min(len(text), start + (8 if text.separator else 60)))
     except QueryError:
         return ""
     words = " ".join(shown.split())

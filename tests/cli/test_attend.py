@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dualform
-from dualform.companions import OWN, own_inputs
+from dualform.companions import TRUSTED_MODELS, own_inputs
 from dualform.errors import QueryError
 from dualform.experiments import demo
 from dualform.experiments.language.network import FACTORY
@@ -126,8 +126,8 @@ def test_attend_does_not_import_what_a_run_names(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_run_may_name_is_there() -> None:
-    assert {demo.MODEL, FACTORY, *(recipe.model for recipe in (PAPER, SMALL))} == {*OWN}
-    for named in OWN:
+    assert {demo.MODEL, FACTORY, *(hparams.model for hparams in (PAPER, SMALL))} == {*TRUSTED_MODELS}
+    for named in TRUSTED_MODELS:
         module, _, factory = named.partition(":")
         assert callable(getattr(import_module(module), factory))
 
@@ -144,21 +144,21 @@ BAD_QUESTIONS: dict[str, tuple[list[object], str]] = {
     "no inputs": (["attend", "run", "--model", "models:mlp"], "pass --input FILE.npy"),
     "no colon": (asked(Path("run"), model="models"), "--model must be PACKAGE:FACTORY"),
     "no module": (asked(Path("run"), model="nowhere.models:mlp"), "cannot import 'nowhere.models'"),
-    "no factory": (asked(Path("run"), model="models:cnn"), "no factory in models called 'cnn'; choose from"),
+    "no factory": (asked(Path("run"), model="models:cnn"), "no factory in models called 'cnn'; there is"),
     "needs arguments": (asked(Path("run"), model="models:needy"), "models:needy does not make a model: TypeError"),
     "not callable": (asked(Path("run"), model="models:size"), "models:size does not make a model: TypeError"),
     "not a module": (asked(Path("run"), model="models:number"), "must make a torch.nn.Module, it made a int"),
     "another model": (asked(Path("run"), model="models:other"), "no layer in this model called '0'"),
     "no file": (asked(Path("run"), inputs="nothing.npy"), "there is no file nothing.npy"),
     "odd file": (asked(Path("run"), inputs="models.py"), "models.py is neither .npy nor .safetensors"),
-    "no such input": (asked(Path("run"), "--index", 4), "there is no input 4; there are 4, counted from 0"),
-    "negative input": (asked(Path("run"), "--index", -1), "there is no input -1"),
+    "no such input": (asked(Path("run"), "--index", 4), "no input 4; choose from 0 to 3"),
+    "negative input": (asked(Path("run"), "--index", -1), "no input -1"),
     "no such layer": (asked(Path("run"), "--layer", "7"), "no layer '7'; choose from '0', '2'"),
     "no such group": (asked(Path("run"), "--by", "colour"), "no tag 'colour'; choose from 'id', 'label', 'task'"),
     "no such target": (asked(Path("run"), "--contribution", "--target", 2), "has classes 0 to 1; the target is 2"),
     "target of attention": (asked(Path("run"), "--target", 1), "it needs --contribution"),
     "contribution to a prompt": (asked(Path("run"), "--contribution", "--prompt", "a"), "does not go with --prompt"),
-    "no such unit": (asked(Path("run"), "--per", "colour"), "no tag 'colour'; choose from"),
+    "no such unit": (asked(Path("run"), "--per", "colour"), "no tag 'colour'; there is"),
 }
 
 

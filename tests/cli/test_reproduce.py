@@ -14,7 +14,10 @@ QUICK = ("--dataset", "digits", "--steps", "5", "--index", "0")
 
 
 def test_the_command_knows_every_experiment() -> None:
-    assert [one.name for one in reproduce.registered_commands] == [*plan.EXPERIMENTS, *language.EXPERIMENTS]
+    assert [one.name for one in reproduce.registered_commands] == [
+        *plan.IMAGE_EXPERIMENTS,
+        *language.LANGUAGE_EXPERIMENTS,
+    ]
 
 
 def test_tables_for_people(tmp_path: Path) -> None:

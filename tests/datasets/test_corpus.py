@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dualform.datasets.corpus import SHORTEST, from_file, read_text
+from dualform.datasets.corpus import MIN_CHARACTERS, from_file, read_text
 from dualform.errors import DataError
 
 READ = {
@@ -95,6 +95,6 @@ def test_white_space_around_a_text_is_no_part_of_it(tmp_path: Path) -> None:
 
 
 def test_a_text_too_short_to_be_parted(tmp_path: Path) -> None:
-    from_file(written(tmp_path, "x" * SHORTEST))
+    from_file(written(tmp_path, "x" * MIN_CHARACTERS))
     with pytest.raises(DataError, match="letters.txt holds 999 characters; .* needs 1,000 or more"):
-        from_file(written(tmp_path, "x" * (SHORTEST - 1) + "\n" * 100))
+        from_file(written(tmp_path, "x" * (MIN_CHARACTERS - 1) + "\n" * 100))

@@ -112,11 +112,19 @@ def test_whole_files_stay_when_a_later_one_fails(home: Path, monkeypatch: pytest
 
 
 MALFORMED: dict[str, tuple[str, Array, str]] = {
-    "small images": ("train-images-idx3-ubyte", np.zeros((5, 8, 8), np.uint8), "images are (count, 28, 28)"),
-    "labels as images": ("t10k-images-idx3-ubyte", np.zeros(3, np.uint8), "images are (count, 28, 28)"),
-    "too few labels": ("train-labels-idx1-ubyte", np.zeros(4, np.uint8), "for 5 images"),
-    "images as labels": ("t10k-labels-idx1-ubyte", np.zeros((3, 28, 28), np.uint8), "for 3 images"),
-    "no such class": ("train-labels-idx1-ubyte", np.full(5, 10, np.uint8), "the label 10; labels are 0 to 9"),
+    "small images": (
+        "train-images-idx3-ubyte",
+        np.zeros((5, 8, 8), np.uint8),
+        "expected images of shape (count, 28, 28)",
+    ),
+    "labels as images": ("t10k-images-idx3-ubyte", np.zeros(3, np.uint8), "expected images of shape (count, 28, 28)"),
+    "too few labels": ("train-labels-idx1-ubyte", np.zeros(4, np.uint8), "expected one for each of 5 images"),
+    "images as labels": (
+        "t10k-labels-idx1-ubyte",
+        np.zeros((3, 28, 28), np.uint8),
+        "expected one for each of 3 images",
+    ),
+    "no such class": ("train-labels-idx1-ubyte", np.full(5, 10, np.uint8), "the label 10; expected labels from 0 to 9"),
 }
 
 
@@ -133,7 +141,7 @@ def test_a_truncated_file_is_named(tmp_path: Path) -> None:
     write(tmp_path / "mnist", tiny())
     path = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(DataError, match=f"{path} is not a whole IDX file"):
+    with pytest.raises(DataError, match=f"corrupt IDX file {path}"):
         mnist.load("mnist", tmp_path)
 
 

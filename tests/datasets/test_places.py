@@ -53,9 +53,9 @@ def test_files_of_two_places_are_not_mixed(tmp_path: Path, home: Path) -> None:
 def test_plain_or_gzipped_and_plain_first(tmp_path: Path) -> None:
     put(tmp_path, "images.gz", "labels", "labels.gz")
     (tmp_path / "images").mkdir()  # as some unpackers leave it
-    assert places.located(tmp_path, "images") == tmp_path / "images.gz"
-    assert places.located(tmp_path, "labels") == tmp_path / "labels"
-    assert places.located(tmp_path, "others") is None
+    assert places.locate(tmp_path, "images") == tmp_path / "images.gz"
+    assert places.locate(tmp_path, "labels") == tmp_path / "labels"
+    assert places.locate(tmp_path, "others") is None
 
 
 def test_a_directory_given_has_to_be_there(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dualform.datasets.tokens import (
     Vocabulary,
     characters,
     encode_prompt,
-    with_unknown,
+    replace_unknown,
     words,
 )
 from dualform.errors import QueryError
@@ -112,9 +112,9 @@ def test_a_prompt_in_the_tokens_of_a_text(
 
 def test_unknown_words_can_be_written_so() -> None:
     prose, wiki = words(PROSE)[0], words(WIKI)[0]
-    assert with_unknown("The cat’s end ...", prose) == "The <unk> end ..."
-    assert with_unknown("the , cat <unk>", wiki) == "the , <unk> <unk>"
-    assert with_unknown("a 7", characters(PROSE)[0]) == "a 7"
+    assert replace_unknown("The cat’s end ...", prose) == "The <unk> end ..."
+    assert replace_unknown("the , cat <unk>", wiki) == "the , <unk> <unk>"
+    assert replace_unknown("a 7", characters(PROSE)[0]) == "a 7"
 
 
 UNFIT: dict[str, tuple[Callable[[Corpus], tuple[Text, Text]], Corpus, str, str]] = {

@@ -6,13 +6,13 @@ import torch
 from torch.testing import assert_close
 
 import dualform
-from dualform.experiments.cases import Chosen
-from dualform.experiments.continual import accuracies, attention_matrices, story
+from dualform.experiments.cases import SelectedInput
+from dualform.experiments.continual import accuracies, attention_matrices, predict_muted
 from dualform.experiments.tasks import Task
-from dualform.experiments.training import SMALL, Phase, Trained, accuracy, train
+from dualform.experiments.training import SMALL, Phase, TrainedClassifier, accuracy, train
 from tests.experiments.images import two_tasks
 
-Run = tuple[list[Task], Trained, dualform.Memory]
+Run = tuple[list[Task], TrainedClassifier, dualform.Memory]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_accuracies_of_all_views(run: Run) -> None:
 def test_the_story_mutes_one_class_of_the_second_task(run: Run) -> None:
     on, trained, memory = run
     said = int(trained.model(on[0].test.images[:1]).argmax())
-    found = story(memory, trained.model, Chosen(on[0], 0, 0, said, "20"), on[1])
+    found = predict_muted(memory, trained.model, SelectedInput(on[0], 0, 0, said, "20"), on[1])
     assert (found.muted_task, found.muted_class) == ("second", f"second {said}")
     muted = memory.without(task="second", label=said).model(trained.model)
     expected = muted(on[0].test.images[:1]).softmax(dim=1)[0]

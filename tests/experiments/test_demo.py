@@ -22,7 +22,7 @@ STEPS = "20"
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The demo writes to runs/demo of the current directory. Laying figures out is slow: one digit will do."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(demo, "chosen", partial(demo.chosen, count=1))
+    monkeypatch.setattr(demo, "select_digits", partial(demo.select_digits, count=1))
     return tmp_path
 
 
@@ -96,9 +96,9 @@ def test_a_run_knows_its_model_and_inputs(tmp_path: Path) -> None:
 
 def test_chosen_takes_a_mistake_first_then_new_classes() -> None:
     labels = torch.tensor([4, 4, 7, 1, 2])
-    assert demo.chosen(torch.tensor([4, 4, 1, 1, 2]), labels) == [2, 0, 3]
-    assert demo.chosen(labels, labels) == [0, 2, 3]
-    assert demo.chosen(labels + 1, labels) == [0]
+    assert demo.select_digits(torch.tensor([4, 4, 1, 1, 2]), labels) == [2, 0, 3]
+    assert demo.select_digits(labels, labels) == [0, 2, 3]
+    assert demo.select_digits(labels + 1, labels) == [0]
 
 
 def test_demo_tells_its_story_and_leaves_everything_on_disk(here: Path) -> None:

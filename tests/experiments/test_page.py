@@ -3,14 +3,14 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-from dualform.experiments.figures import Drawing
+from dualform.experiments.figures import SavedFigure
 from dualform.experiments.page import Excerpts, Section, to_html, to_markdown
 from dualform.text import prompt_passage
 
 SECTIONS = [
     Section("Words & signs", "One <b>.\n\nTwo."),
     Section("Numbers", columns=("", "paper", "here"), rows=[["layer-0", "17.2 ± 2.7", "16.0"]]),
-    Section("Figures", drawings=[Drawing(Path("figures/a.png"), "A caption.")]),
+    Section("Figures", figures=[SavedFigure(Path("figures/a.png"), "A caption.")]),
     Section("Passages", excerpts=[Excerpts("Summed", prompt_passage("At ", ""), [prompt_passage("at*d", "")])]),
 ]
 

@@ -13,18 +13,18 @@ import dualform
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments import reproduce as experiments
 from dualform.experiments.outcome import Outcome
-from dualform.experiments.plan import EXPERIMENTS, Settings
+from dualform.experiments.plan import IMAGE_EXPERIMENTS, ImageOptions
 from dualform.experiments.reproduce import reproduce
 
 LAYERS = ["layer-0", "layer-1", "layer-2"]
 FIGURES = {"single": 2 * 4, "joint": 3 * 4, "continual": 3 * 4 + 2}
 
 
-def run(name: str, out: Path, **settings: Any) -> Outcome:
-    return reproduce(EXPERIMENTS[name], Settings(**{"dataset": "digits", "steps": 30, **settings}), out)
+def run(name: str, out: Path, **options: Any) -> Outcome:
+    return reproduce(IMAGE_EXPERIMENTS[name], ImageOptions(**{"dataset": "digits", "steps": 30, **options}), out)
 
 
-@pytest.fixture(scope="module", params=list(EXPERIMENTS))
+@pytest.fixture(scope="module", params=list(IMAGE_EXPERIMENTS))
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     return run(request.param, tmp_path_factory.mktemp("results") / request.param)
 
@@ -108,6 +108,6 @@ def test_an_interrupted_experiment_leaves_no_run_behind_and_keeps_what_is_done(t
         yield lambda step: None
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(EXPERIMENTS["single"], Settings("digits", seeds=2, steps=5, index=("0",)), tmp_path, stage)
+        reproduce(IMAGE_EXPERIMENTS["single"], ImageOptions("digits", seeds=2, steps=5, index=("0",)), tmp_path, stage)
     assert json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["seeds"] == 1
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".run")]

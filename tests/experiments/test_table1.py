@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dualform
-from dualform.experiments.table1 import PAPER, agreement, attended_classes, measure, nearest_means
+from dualform.experiments.table1 import PAPER_AGREEMENT, agreement, attended_classes, measure, nearest_means
 from dualform.experiments.training import SMALL, Phase, train
 from tests.experiments.images import two_tasks
 
@@ -56,6 +56,6 @@ def test_everything_is_measured_for_every_layer(tmp_path: Path) -> None:
     first, _ = two_tasks()
     trained = train([Phase((first,), 2)], SMALL, seed=0, path=tmp_path / "run")
     found = measure(dualform.load(tmp_path / "run"), trained.model, first)
-    for part in (found.attention, found.valued, found.nearest_mean, PAPER):
+    for part in (found.attention, found.valued, found.nearest_mean, PAPER_AGREEMENT):
         assert set(part) == {"layer-0", "layer-1", "layer-2"}
     assert set(found.frequency) == {"wrong_target", "wrong_output", "right"}

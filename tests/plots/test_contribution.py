@@ -20,12 +20,12 @@ TOTALS = Table({"label": np.arange(3), "total": np.array([-4.5, 0.25, 7.0])})
 PICTURES = np.arange(1, 9)[:, None, None] * IMAGE
 
 
-def account(examples: Table = EXAMPLES, totals: Table = TOTALS) -> plots.Account:
-    return plots.Account(examples, PICTURES[: len(examples)], totals, initial=1.5)
+def parts(examples: Table = EXAMPLES, totals: Table = TOTALS) -> plots.LogitParts:
+    return plots.LogitParts(examples, PICTURES[: len(examples)], totals, initial=1.5)
 
 
 def drawn(true: int = 0, **given: Table) -> Any:
-    return plots.contribution_figure(plots.Subject(IMAGE, predicted=2, true=true), account(**given))
+    return plots.contribution_figure(plots.Subject(IMAGE, predicted=2, true=true), parts(**given))
 
 
 def dots(figure: Any) -> Any:
@@ -77,7 +77,7 @@ def test_bars_begin_where_the_last_one_ended_and_end_in_the_logit() -> None:
     assert spans == [(0, 1.5), (1.5, -3.0), (-3.0, -2.75), (-2.75, 4.25), (0, 4.25)]
     assert texts(axes.get_yticklabels()) == ["initial part", "class 0", "class 1", "class 2", "logit"]
     assert texts(axes.texts) == ["+1.50", "−4.50", "+0.25", "+7.00", "+4.25"]
-    assert account().logit == 4.25
+    assert parts().logit == 4.25
     assert [label.get_color() for label in axes.get_yticklabels()][1:4:2] == [plots.TRUE, plots.PREDICTED]
 
 
@@ -98,7 +98,7 @@ def test_few_examples_leave_places_empty() -> None:
 def test_several_queries_are_refused(table: str) -> None:
     given = {"examples": EXAMPLES, "totals": TOTALS}[table].as_arrays()
     several = Table(given | {"query": np.arange(len(given["label"]))})
-    bad = account(**{table: several})
+    bad = parts(**{table: several})
     with pytest.raises(QueryError, match="queries, a figure shows one"):
         plots.contribution_figure(plots.Subject(IMAGE, predicted=2, true=0), bad)
 

@@ -43,7 +43,7 @@ def test_all_that_is_written_is_on_the_page(name: str) -> None:
         assert inside, f"{text.get_text()!r} at {box} leaves {page}"
 
 
-@pytest.mark.parametrize("draw", [plots.require, FIGURES["totals"], FIGURES["accuracies"]])
+@pytest.mark.parametrize("draw", [plots.require_matplotlib, FIGURES["totals"], FIGURES["accuracies"]])
 def test_missing_matplotlib_names_the_pip_command(draw: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingExtra, match=r"pip install 'dualform\[plot\]'"):

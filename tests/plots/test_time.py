@@ -65,5 +65,5 @@ def test_a_layer_without_slots_has_no_median() -> None:
 
 
 def test_slots_after_the_end_are_refused() -> None:
-    with pytest.raises(QueryError, match="a slot of step 9, but steps=5"):
+    with pytest.raises(QueryError, match="has step 9, but steps=5"):
         plots.top_in_time(RIGHT, {"layer-0": seen_at(1, 9)}, steps=5)

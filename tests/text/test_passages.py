@@ -127,13 +127,13 @@ def test_a_passage_as_data() -> None:
 @pytest.mark.parametrize(
     ("hit", "choices", "what"),
     [
-        (table(1, 2, query=np.array([0, 1])), {}, r"choose with .where\(query=...\)"),
-        (table(1, 44), {}, "position 44 is not in the text, which has 44 tokens"),
-        (table(-1), {}, "position -1 is not in the text"),
-        (Table({"position": np.array([0.5]), "score": np.array([1.0])}), {}, "whole numbers"),
+        (table(1, 2, query=np.array([0, 1])), {}, r"choose it with .where\(query=...\)"),
+        (table(1, 44), {}, "position 44 is outside of the text, which has 44 tokens"),
+        (table(-1), {}, "position -1 is outside of the text"),
+        (Table({"position": np.array([0.5]), "score": np.array([1.0])}), {}, "must be integers"),
         (Table({"position": np.array([0]), "score": np.array([np.nan])}), {}, "NaN"),
-        (table(1), {"most": 0}, "most must be at least 1, not 0"),
-        (table(1), {"around": -1}, "around at least 0, not -1"),
+        (table(1), {"most": 0}, "most must be at least 1"),
+        (table(1), {"around": -1}, "around at least 0, got most=3 and around=-1"),
     ],
 )
 def test_questions_that_do_not_fit(hit: Table, choices: dict[str, int], what: str) -> None:

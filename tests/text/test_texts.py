@@ -25,7 +25,7 @@ from tests.text.cases import (
 
 
 def test_a_text_knows_what_stands_where() -> None:
-    assert (fables.token(4), fables.shown(4, 8), sentences.shown(3, 6)) == ("W", "Wolf", "for his contribution")
+    assert (fables.token(4), fables.excerpt(4, 8), sentences.excerpt(3, 6)) == ("W", "Wolf", "for his contribution")
     assert sentences.tokens(4, 6) == ("his", "contribution")
     assert [fables.title_at(position) for position in (0, 91, 92, 263)] == [
         "THE WOLF",
@@ -91,8 +91,8 @@ BAD = {
     "deeply nested": (b"[" * 200_000, "nested too deeply"),
     "a deeply nested vocabulary": (content().replace(b'["a"', b"[" * 100_000 + b'"a"'), "nested too deeply"),
     "a huge number": (b"9" * 5000, "integer string conversion"),
-    "a list": (b"[]", "something else"),
-    "a manifest": (b'{"format": "dualform", "version": 1}', "something else"),
+    "a list": (b"[]", "its format is not 'dualform text'"),
+    "a manifest": (b'{"format": "dualform", "version": 1}', "its format is not"),
     "of the future": (content(version=2), "version 2, this dualform reads 1"),
     "edited": (content().replace(b'"A"', b'"Z"'), "checksum"),
     "without a checksum": (b'{"format": "dualform text", "version": 1}', "checksum"),
@@ -120,7 +120,7 @@ BAD = {
 
 def test_the_bad_files_differ_from_a_good_one(tmp_path: Path) -> None:
     (tmp_path / "text.json").write_bytes(content())
-    assert Text.load(tmp_path / "text.json").shown(0, 3) == "abb"
+    assert Text.load(tmp_path / "text.json").excerpt(0, 3) == "abb"
 
 
 @pytest.mark.parametrize(("encoded", "what"), BAD.values(), ids=BAD.keys())
@@ -162,7 +162,7 @@ def test_damage_never_goes_unseen(tmp_path_factory: pytest.TempPathFactory, at: 
     except RunError:
         return
     # What is left is damage that says the same, such as a space more between two fields.
-    assert (loaded.shown(0, 3), loaded.titles) == ("abb", ((0, "A"), (2, "B")))
+    assert (loaded.excerpt(0, 3), loaded.titles) == ("abb", ((0, "A"), (2, "B")))
 
 
 json_values = st.recursive(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
-from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, train
+from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters, train
 from dualform.inputs import INPUTS, save_inputs
 from dualform.text import Text
 from dualform.viewer.exhibit import Named
@@ -93,7 +93,7 @@ def language(path: Path, kept: str = VALUES) -> Path:
     vocabulary = tuple(sorted(set(words)))
     ids = np.array([vocabulary.index(character) for character in words])
     text = Text(ids, vocabulary, "", ((0, "First"), (2 * len(FABLE), "Second")))
-    recipe = Recipe(embedding=4, hidden=6, dropout=0.0, lr=1e-2, clip=1.0, batch=4, span=7, steps=30)
+    hparams = LanguageHyperparameters(embedding=4, hidden=6, dropout=0.0, lr=1e-2, clip=1.0, batch=4, span=7, steps=30)
     assert kept in (MERGED, KEYS, VALUES)
-    train(text, recipe, path, seed=0, kept=kept)
+    train(text, hparams, path, seed=0, kept=kept)
     return path

@@ -1,1 +1,1 @@
-"""The paper's language models: trained on text, asked about prompts, answered with passages."""
+"""Train the paper's language models on texts, and find the passages behind prompts."""

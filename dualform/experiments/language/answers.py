@@ -1,4 +1,4 @@
-"""What a language model attends to after a prompt: passages of its training text.
+"""Find the passages of its training text that a language model attends to after a prompt.
 
     answer = ask(memory, model, text, "the Lamb a little d")
     answer.expected                          # the likeliest next tokens, with their probabilities
@@ -14,27 +14,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.attention.questions import Top
+import dualform
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import QueryError
-from dualform.memory import Memory
 from dualform.text import Passage, Text, passages, prompt_passage
 
 POSITION = "position"
-_HITS = 10  # positions for each passage shown: neighbours are merged
-_LIKELIEST = 5
+_HITS_PER_PASSAGE = 10  # positions for each passage shown: neighbours are merged
+_MAX_NEXT_TOKENS = 5
 
 
 @dataclass(frozen=True)
-class LayerAnswer:
-    """Passages of one layer, best first; single updates are unknown to a merged memory."""
+class LayerPassages:
+    """Passages of one layer, best first."""
 
-    summed: list[Passage]
-    single: list[Passage] | None
+    summed: list[Passage]  # attention summed over all visits to a position
+    single: list[Passage] | None  # attention to single updates, which a merged memory does not have
 
 
 @dataclass(frozen=True)
-class Expected:
+class NextToken:
     """A token that may come next."""
 
     token: str
@@ -42,48 +41,64 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A prompt, what the model expects next, and what is in the spotlight of its last token."""
+class PromptAnswer:
+    """A prompt, the tokens that the model expects next, and the passages behind the prompt's last token."""
 
     prompt: Passage
-    expected: list[Expected]
-    layers: dict[str, LayerAnswer]
+    expected: list[NextToken]
+    layers: dict[str, LayerPassages]
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "prompt": list(self.prompt.tokens),
-            "expected": [asdict(one) for one in self.expected],
-            "layers": {name: _plain(answer) for name, answer in self.layers.items()},
+            "expected": [asdict(token) for token in self.expected],
+            "layers": {name: _plain(layer) for name, layer in self.layers.items()},
         }
 
 
-def _plain(answer: LayerAnswer) -> dict[str, Any]:
-    single = None if answer.single is None else [one.to_dict() for one in answer.single]
-    return {"summed": [one.to_dict() for one in answer.summed], "single": single}
+def _plain(layer: LayerPassages) -> dict[str, Any]:
+    single = None if layer.single is None else [passage.to_dict() for passage in layer.single]
+    return {"summed": [passage.to_dict() for passage in layer.summed], "single": single}
 
 
 def ask(
-    memory: Memory, model: nn.Module, text: Text, prompt: str, most: int = 3, layers: Sequence[str] | None = None
-) -> Answer:
-    """The `most` passages with the highest attention, of each layer or of those named."""
+    memory: dualform.Memory,
+    model: nn.Module,
+    text: Text,
+    prompt: str,
+    most: int = 3,
+    layers: Sequence[str] | None = None,
+) -> PromptAnswer:
+    """Return the passages with the highest attention.
+
+    Args:
+        memory: of a language model's run, with the tag `position`.
+        model: as it was trained.
+        text: that it was trained on.
+        prompt: whose last token is the query.
+        most: maximum number of passages for each layer.
+        layers: names of layers, by default all.
+    """
     if POSITION not in memory.tags:
-        raise QueryError(f"the run has no tag {POSITION!r}: record it with recorder.tag({POSITION}=...), one a token")
+        raise QueryError(
+            f"the run has no tag {POSITION!r}: record the position of each token with recorder.tag({POSITION}=...)"
+        )
     ids = encode_prompt(prompt, text)
     tokens = torch.from_numpy(ids)[None]  # (1, time)
     spotlight = memory.attend(model, tokens, rows=-1)
-    summed, single = Top(_HITS * most, per=POSITION), Top(_HITS * most)
-    found = {}
+    summed, single = dualform.Top(_HITS_PER_PASSAGE * most, per=POSITION), dualform.Top(_HITS_PER_PASSAGE * most)
+    by_layer = {}
     for name in layers or spotlight:
         merged = memory.merged_by is not None
         tables = spotlight[name].collect(*([summed] if merged else [summed, single]))
-        shown = [passages(text, table, most) for table in (tables[0].without("step"), *tables[1:])]
-        found[name] = LayerAnswer(shown[0], None if merged else shown[1])
-    shown_prompt = prompt_passage([text.vocabulary[number] for number in ids.tolist()], text.separator)
-    return Answer(shown_prompt, _likeliest(model, tokens, text), found)
+        ranked = [passages(text, table, most) for table in (tables[0].without("step"), *tables[1:])]
+        by_layer[name] = LayerPassages(ranked[0], None if merged else ranked[1])
+    query = prompt_passage([text.vocabulary[number] for number in ids.tolist()], text.separator)
+    return PromptAnswer(query, _likeliest(model, tokens, text), by_layer)
 
 
 def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
-    """What a model says of the token after each prompt: (prompts, vocabulary)."""
+    """Return a model's logits for the token after each prompt, (prompts, vocabulary)."""
     model.eval()
     with torch.no_grad():
         output = model(prompts)
@@ -91,7 +106,7 @@ def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
     return logits[:, -1].float()
 
 
-def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[Expected]:
-    best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_LIKELIEST, len(text.vocabulary)))
+def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[NextToken]:
+    best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_MAX_NEXT_TOKENS, len(text.vocabulary)))
     pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [Expected(text.vocabulary[number], probability) for number, probability in pairs]
+    return [NextToken(text.vocabulary[number], probability) for number, probability in pairs]

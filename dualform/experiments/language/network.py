@@ -1,9 +1,9 @@
-"""The language model of the paper: an embedding, one LSTM layer, a linear map to the vocabulary.
+"""The paper's language model: an embedding, one LSTM layer, a linear map to the vocabulary.
 
     model = LanguageModel(vocabulary=107, embedding=64, hidden=1024)
     logits, state = model(tokens)                 # tokens (batch, time), logits (batch, time, vocabulary)
 
-A run names it by `FACTORY` and the sizes it was made with, so that it can be asked again later.
+A run names `FACTORY` and the arguments of the model, so that the model can be made again later.
 """
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dualform.nn import LSTM
 
 FACTORY = f"{__name__}:LanguageModel"
-LAYER = "lstm.l0"  # the one the paper looks at: all gates, whose key is [input, previous hidden state]
+LAYER = "lstm.l0"  # the layer that the paper studies: all gates, whose key is [input, previous hidden state]
 
 State = tuple[Tensor, Tensor]
 
@@ -27,5 +27,5 @@ class LanguageModel(nn.Module):
         self.decoder = nn.Linear(hidden, vocabulary)
 
     def forward(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        read, state = self.lstm(self.dropout(self.embedding(tokens)), state)
-        return self.decoder(self.dropout(read)), state
+        hidden, state = self.lstm(self.dropout(self.embedding(tokens)), state)
+        return self.decoder(self.dropout(hidden)), state

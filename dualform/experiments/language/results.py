@@ -1,16 +1,16 @@
-"""What was found out about a language model: as data, and as the sections of a page."""
+"""Results of a language model, as data and as sections of a page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import dualform
 from dualform.datasets.corpus import Corpus
-from dualform.dual.certificate import Certificate
-from dualform.experiments.language.answers import Answer, Expected
+from dualform.experiments.language.answers import NextToken, PromptAnswer
 from dualform.experiments.language.network import LAYER
-from dualform.experiments.language.plan import Experiment, Query
+from dualform.experiments.language.plan import LanguageExperiment, PromptQuery
 from dualform.experiments.language.quality import TOP, Quality
-from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe
+from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters
 from dualform.experiments.page import Excerpts, Section
 from dualform.text import Text, to_plain
 
@@ -19,7 +19,7 @@ _KEPT = {
     KEYS: "the keys of every visit to a position",
     VALUES: "the keys and values of every visit to a position",
 }
-_WAYS = {
+_METHODS = {
     "attention": "attention, summed over visits",
     "embedding": "nearest in the input embedding",
     "anywhere": "any position",
@@ -27,90 +27,96 @@ _WAYS = {
 
 
 @dataclass(frozen=True)
-class Findings:
-    """Everything there is to tell."""
+class LanguageResults:
+    """Everything that is reported about a language model."""
 
-    experiment: Experiment
+    experiment: LanguageExperiment
     corpus: Corpus
     text: Text
-    recipe: Recipe
+    hparams: LanguageHyperparameters
     kept: str  # merged | keys | values
-    certificate: Certificate | None  # of a run with values
+    certificate: dualform.Certificate | None  # of a run with values
     seconds: Mapping[str, float]
     training_perplexity: Sequence[tuple[int, float]]
     test_perplexity: float
     residual: float
     bytes: int
     quality: Quality
-    queries: Sequence[Query]
-    answers: Sequence[Answer]
+    queries: Sequence[PromptQuery]
+    answers: Sequence[PromptAnswer]
 
     @property
     def title(self) -> str:
         return f"{self.experiment.title} on {self.corpus.name}"
 
 
-def document(found: Findings) -> dict[str, Any]:
-    """The findings as data."""
+def document(results: LanguageResults) -> dict[str, Any]:
+    """Return the results as data."""
     return {
-        "experiment": found.experiment.name,
-        "dataset": found.corpus.name,
-        "note": found.corpus.note,
-        "tokens": len(found.text),
-        "vocabulary": len(found.text.vocabulary),
-        "recipe": asdict(found.recipe),
-        "paper_recipe": asdict(found.experiment.paper),
-        "merged": found.kept == MERGED,
-        "certificate": found.certificate and found.certificate.to_dict(),
-        "seconds": dict(found.seconds),
-        "perplexity": {"training": [list(pair) for pair in found.training_perplexity], "test": found.test_perplexity},
-        "worst_residual": found.residual,
-        "run_bytes": found.bytes,
-        "quality": found.quality.to_dict(),
+        "experiment": results.experiment.name,
+        "dataset": results.corpus.name,
+        "note": results.corpus.note,
+        "tokens": len(results.text),
+        "vocabulary": len(results.text.vocabulary),
+        "recipe": asdict(results.hparams),
+        "paper_recipe": asdict(results.experiment.paper),
+        "merged": results.kept == MERGED,
+        "certificate": results.certificate and results.certificate.to_dict(),
+        "seconds": dict(results.seconds),
+        "perplexity": {
+            "training": [list(pair) for pair in results.training_perplexity],
+            "test": results.test_perplexity,
+        },
+        "worst_residual": results.residual,
+        "run_bytes": results.bytes,
+        "quality": results.quality.to_dict(),
         "queries": [
-            {"table": query.table or None, "paper": list(query.found), **answer.to_dict()}
-            for query, answer in zip(found.queries, found.answers, strict=True)
+            {"table": query.table or None, "paper": list(query.paper_passages), **answer.to_dict()}
+            for query, answer in zip(results.queries, results.answers, strict=True)
         ],
     }
 
 
-def sections(found: Findings) -> list[Section]:
-    """The findings as a page."""
-    asked = [_query_section(query, answer) for query, answer in zip(found.queries, found.answers, strict=True)]
+def sections(results: LanguageResults) -> list[Section]:
+    """Return the results as sections of a page."""
+    answered = zip(results.queries, results.answers, strict=True)
     return [
-        Section("What was done", _what_was_done(found)),
+        Section("What was done", _what_was_done(results)),
         Section(
             "Perplexity", "", ("", "here"),
             [
-                ["training text, as it was last read", f"{found.training_perplexity[-1][1]:.2f}"],
-                ["test text", f"{found.test_perplexity:.2f}"],
+                ["training text, as it was last read", f"{results.training_perplexity[-1][1]:.2f}"],
+                ["test text", f"{results.test_perplexity:.2f}"],
             ],
         ),
-        _quality_section(found.quality),
-        *asked,
+        _quality_section(results.quality),
+        *(_query_section(query, answer) for query, answer in answered),
     ]  # fmt: skip
 
 
-def _what_was_done(found: Findings) -> str:
-    recipe, paper = found.recipe, found.experiment.paper
-    dropout = f"dropout {recipe.dropout:g}, " if recipe.dropout else ""
-    note = f" {found.corpus.note[0].upper()}{found.corpus.note[1:]}." if found.corpus.note else ""
-    certified = f", and {found.certificate.headline}" if found.certificate else ""
+def _what_was_done(results: LanguageResults) -> str:
+    hparams, paper = results.hparams, results.experiment.paper
+    dropout = f"dropout {hparams.dropout:g}, " if hparams.dropout else ""
+    note = f" {results.corpus.note[0].upper()}{results.corpus.note[1:]}." if results.corpus.note else ""
+    certified = f", and {results.certificate.headline}" if results.certificate else ""
     return (
-        f"An LSTM of {recipe.hidden} with an embedding of {recipe.embedding} ({len(found.text.vocabulary):,} "
-        f"{found.experiment.level}) trained for {recipe.steps:,} steps on {len(found.text):,} of them: "
-        f"batches of {recipe.batch}, {recipe.span} steps of back-propagation, {dropout}Adam with learning rate "
-        f"{recipe.lr:g}, gradients clipped at norm {recipe.clip:g}.{note} The paper has an LSTM of {paper.hidden} "
-        f"and {paper.steps:,} steps. Recorded: {_KEPT[found.kept]} of the map to all gates, whose key is [input, "
-        f"previous hidden state], {found.bytes / 1e6:,.0f} MB; every step's gradient was explained to "
-        f"{found.residual:.1e}{certified}. A query is the last token of a prompt; attention is summed over all visits "
-        "to a position of the training text."
+        f"An LSTM of {hparams.hidden} with an embedding of {hparams.embedding} ({len(results.text.vocabulary):,} "
+        f"{results.experiment.level}) trained for {hparams.steps:,} steps on {len(results.text):,} of them: "
+        f"batches of {hparams.batch}, {hparams.span} steps of back-propagation, {dropout}Adam with learning rate "
+        f"{hparams.lr:g}, gradients clipped at norm {hparams.clip:g}.{note} The paper has an LSTM of {paper.hidden} "
+        f"and {paper.steps:,} steps. Recorded: {_KEPT[results.kept]} of the map to all gates, whose key is [input, "
+        f"previous hidden state], {results.bytes / 1e6:,.0f} MB; every step's gradient was explained to "
+        f"{results.residual:.1e}{certified}. A query is the last token of a prompt; attention is summed over all "
+        "visits to a position of the training text."
     )
 
 
 def _quality_section(quality: Quality) -> Section:
     content = quality.to_dict()
-    rows = [[name, *(f"{100 * content[way][of]:.1f}" for of in ("token", "following"))] for way, name in _WAYS.items()]
+    rows = [
+        [name, *(f"{100 * content[method][rate]:.1f}" for rate in ("token", "following"))]
+        for method, name in _METHODS.items()
+    ]
     text = (
         f"Over {quality.queries} queries from the test text: of the {TOP} training positions that come first, how many "
         "per cent have the query's token, and how many are followed by the token the model expects next."
@@ -118,16 +124,16 @@ def _quality_section(quality: Quality) -> Section:
     return Section("How good are the spotlights?", text, ("", "same token", "same next token"), rows)
 
 
-def _query_section(query: Query, answer: Answer) -> Section:
+def _query_section(query: PromptQuery, answer: PromptAnswer) -> Section:
     layer = answer.layers[LAYER]
     excerpts = [Excerpts("Attention summed over all visits to a position", answer.prompt, layer.summed)]
     if layer.single is not None:
         excerpts.append(Excerpts("Attention to single updates", answer.prompt, layer.single))
-    text = f"The model expects next: {', '.join(_said(one) for one in answer.expected)}."
-    if query.found:
-        text += f"\n\nTable {query.table} of the paper has: {'; '.join(query.found)}."
+    text = f"The model expects next: {', '.join(_next_token(token) for token in answer.expected)}."
+    if query.paper_passages:
+        text += f"\n\nTable {query.table} of the paper has: {'; '.join(query.paper_passages)}."
     return Section(f"Query: {to_plain(answer.prompt)}", text, excerpts=excerpts)
 
 
-def _said(expected: Expected) -> str:
+def _next_token(expected: NextToken) -> str:
     return f"{expected.token!r} ({expected.probability:.0%})"

@@ -8,10 +8,12 @@ import pytest
 import dualform
 from dualform.datasets import tokens
 from dualform.datasets.corpus import Corpus, Part
-from dualform.experiments.language.training import KEYS, MERGED, Recipe, Trained, train
+from dualform.experiments.language.training import KEYS, MERGED, LanguageHyperparameters, TrainedLanguageModel, train
 from dualform.text import Text
 
-RECIPE = Recipe(embedding=4, hidden=6, dropout=0.2, lr=1e-2, clip=1.0, batch=4, span=7, steps=40)
+HYPERPARAMETERS = LanguageHyperparameters(
+    embedding=4, hidden=6, dropout=0.2, lr=1e-2, clip=1.0, batch=4, span=7, steps=40
+)
 FABLE = (
     "A Wolf and a Lamb came to a running brook to quench their thirst. The Wolf stood high up the stream and the "
     "Lamb a little distance below. Having made up his mind to seize the Lamb, the Wolf bethought himself how he "
@@ -25,7 +27,7 @@ class Case:
 
     text: Text
     test: Text
-    trained: Trained
+    trained: TrainedLanguageModel
     memory: dualform.Memory
     merged: dualform.Memory
     path: Path
@@ -35,6 +37,6 @@ class Case:
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     path = tmp_path_factory.mktemp("language")
     text, test = tokens.characters(Corpus("fable", Part(FABLE, ((0, "The Wolf and the Lamb"),)), Part(FABLE[40:200])))
-    trained = train(text, RECIPE, path / "full", seed=0, kept=KEYS)
-    train(text, RECIPE, path / "merged", seed=0, kept=MERGED)
+    trained = train(text, HYPERPARAMETERS, path / "full", seed=0, kept=KEYS)
+    train(text, HYPERPARAMETERS, path / "merged", seed=0, kept=MERGED)
     return Case(text, test, trained, dualform.load(path / "full"), dualform.load(path / "merged"), path)

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from dualform.experiments.language.training import TEXT, perplexity, stretches
+from dualform.experiments.language.training import TEXT, batches, perplexity
 from dualform.text import Text
-from tests.experiments.language.conftest import RECIPE, Case
+from tests.experiments.language.conftest import HYPERPARAMETERS, Case
 
 
 def text_of(length: int) -> Text:
@@ -20,7 +20,7 @@ def text_of(length: int) -> Text:
 
 def test_an_epoch_reads_every_stream_in_order() -> None:
     text = text_of(4 * 21 + 1)
-    steps = list(stretches(text, replace(RECIPE, steps=6)))
+    steps = list(batches(text, replace(HYPERPARAMETERS, steps=6)))
     read = torch.cat([positions for _, _, positions in steps[:3]], dim=1)  # (batch, 3 spans)
     assert read.tolist() == [list(range(first, first + 21)) for first in (0, 21, 42, 63)]
     assert steps[3][2].tolist() == steps[0][2].tolist()
@@ -31,7 +31,7 @@ def test_an_epoch_reads_every_stream_in_order() -> None:
 
 @pytest.mark.parametrize("length", [2, 5, 9, 20])
 def test_short_texts_have_fewer_streams(length: int) -> None:
-    for tokens, _, positions in stretches(text_of(length), RECIPE):
+    for tokens, _, positions in batches(text_of(length), HYPERPARAMETERS):
         assert tokens.numel() >= 1
         assert int(positions.max()) < length - 1
 
@@ -55,13 +55,13 @@ def test_the_run_holds_everything_to_ask_it_again(case: Case) -> None:
     assert case.memory.tags == {"position": "int"}
     assert case.memory.layers == ["lstm.l0"]
     assert Text.load(case.path / "full" / TEXT).ids.tolist() == case.text.ids.tolist()
-    rebuilt = case.memory.model(RECIPE.network(len(case.text.vocabulary)))
+    rebuilt = case.memory.model(HYPERPARAMETERS.network(len(case.text.vocabulary)))
     for name, parameter in case.trained.model.named_parameters():
         assert_close(dict(rebuilt.named_parameters())[name], parameter)
 
 
 def test_recording_does_not_change_what_is_learnt(case: Case) -> None:
     """Dropout draws from the generator everybody shares: both recordings have to see the same numbers."""
-    twice = [memory.model(RECIPE.network(len(case.text.vocabulary))) for memory in (case.memory, case.merged)]
+    twice = [memory.model(HYPERPARAMETERS.network(len(case.text.vocabulary))) for memory in (case.memory, case.merged)]
     for one, other in zip(twice[0].parameters(), twice[1].parameters(), strict=True):
         assert_close(one, other, rtol=0, atol=0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dualform.errors import RunExists
-from dualform.experiments.room import make_room
+from dualform.experiments.result_files import prepare_directory
 
 
 def results(out: Path) -> Path:
@@ -17,17 +17,17 @@ def results(out: Path) -> Path:
 
 
 def test_new_and_empty_directories_are_fine(tmp_path: Path) -> None:
-    make_room(tmp_path / "new", overwrite=False)
-    make_room(tmp_path, overwrite=False)
+    prepare_directory(tmp_path / "new", overwrite=False)
+    prepare_directory(tmp_path, overwrite=False)
     assert not list(tmp_path.iterdir())  # room is looked for, nothing is made yet
 
 
 def test_results_stay_unless_told(tmp_path: Path) -> None:
     out = results(tmp_path / "out")
     with pytest.raises(RunExists, match="--overwrite"):
-        make_room(out, overwrite=False)
+        prepare_directory(out, overwrite=False)
     assert (out / "figures" / "old.png").exists()
-    make_room(out, overwrite=True)
+    prepare_directory(out, overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == ["notes.txt"]  # which we did not make
 
 
@@ -36,8 +36,8 @@ def test_a_run_that_was_interrupted_may_go(tmp_path: Path) -> None:
     run.mkdir(parents=True)
     (run / "manifest.json").touch()
     with pytest.raises(RunExists, match="--overwrite"):
-        make_room(tmp_path, overwrite=False)
-    make_room(tmp_path, overwrite=True)
+        prepare_directory(tmp_path, overwrite=False)
+    prepare_directory(tmp_path, overwrite=True)
     assert not list(tmp_path.iterdir())
 
 
@@ -46,12 +46,12 @@ def test_anything_else_is_never_touched(tmp_path: Path, content: str | None) -> 
     (tmp_path / "thesis.tex").touch()
     if content is not None:
         (tmp_path / "results.json").write_text(content)
-    with pytest.raises(RunExists, match="not with results"):
-        make_room(tmp_path, overwrite=True)
+    with pytest.raises(RunExists, match="other files than results"):
+        prepare_directory(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").exists()
 
 
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunExists, match="is a file"):
-        make_room(tmp_path / "file", overwrite=True)
+        prepare_directory(tmp_path / "file", overwrite=True)

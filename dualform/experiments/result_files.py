@@ -1,4 +1,4 @@
-"""Room for results: an empty directory, or one whose old results may go."""
+"""The files in an experiment's directory of results, and which of them may be replaced."""
 
 import json
 import shutil
@@ -10,14 +10,14 @@ DOCUMENT, MARKDOWN, PAGE = "results.json", "results.md", "index.html"
 FIGURES, RUNS = "figures", "runs"
 
 
-def make_room(out: Path, overwrite: bool) -> None:
-    """Results go only if told, and anything else never."""
+def prepare_directory(out: Path, overwrite: bool) -> None:
+    """Remove old results from a directory if `overwrite` is set; raise if it holds anything that must stay."""
     if out.exists() and not out.is_dir():
         raise RunExists(f"{out} is a file; results need a directory of their own")
     if not out.is_dir() or not any(out.iterdir()):
         return
     if not _holds_results(out):
-        raise RunExists(f"{out} is not empty, and not with results; choose another directory with --out")
+        raise RunExists(f"{out} holds other files than results; choose another directory with --out")
     if not overwrite:
         raise RunExists(f"{out} holds results already; choose another directory with --out, or pass --overwrite")
     for name in (DOCUMENT, MARKDOWN, PAGE):
@@ -27,7 +27,7 @@ def make_room(out: Path, overwrite: bool) -> None:
 
 
 def _holds_results(out: Path) -> bool:
-    """Results, or the run of an experiment that did not come to an end."""
+    """Return whether a directory holds results, or the run of an experiment that was interrupted."""
     if [path.name for path in out.iterdir()] == [RUNS]:
         return all((run / "manifest.json").is_file() for run in (out / RUNS).iterdir())
     try:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dualform.datasets import catalogue
+from dualform.datasets import image_catalogue
 from dualform.errors import UnknownName
 from tests.datasets.idx_files import tiny, write
 
@@ -12,11 +12,11 @@ from tests.datasets.idx_files import tiny, write
 def test_every_name_loads_its_own_set(tmp_path: Path) -> None:
     write(tmp_path / "mnist", tiny())
     write(tmp_path / "fashion-mnist", tiny())
-    assert catalogue.NAMES == ("mnist", "fashion-mnist", "digits", "turned-digits")
-    for name in catalogue.NAMES:
-        assert catalogue.load(name, tmp_path).name == name
+    assert image_catalogue.NAMES == ("mnist", "fashion-mnist", "digits", "turned-digits")
+    for name in image_catalogue.NAMES:
+        assert image_catalogue.load(name, tmp_path).name == name
 
 
 def test_an_unknown_name_lists_the_known() -> None:
     with pytest.raises(UnknownName, match="no data set 'cifar'; choose from 'mnist', 'fashion-mnist', 'digits'"):
-        catalogue.load("cifar")
+        image_catalogue.load("cifar")
