@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from dualform.memory import Memory
+from dualform import Memory
 from dualform.strict_json import printable
 
 TASK, LABEL = "task", "label"

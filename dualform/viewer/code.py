@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from dualform.attention.plan import Question
+from dualform import Question
 from dualform.viewer.asked import MuteSet
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from dualform import Memory, load
 from dualform.companions import importable, make, make_own, own_file, own_inputs, own_model
 from dualform.errors import DualformError, QueryError
 from dualform.inputs import Inputs, read_inputs
-from dualform.memory import Memory, load
 from dualform.text import Text
 from dualform.viewer.classes import Classes, names_of
 from dualform.viewer.drawing import Pen

@@ -4,10 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualform.experiments.room import RUNS
 from dualform.viewer import code
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.passages import example
+
+_RUNS, _RESULTS = "runs", "results.json"  # an experiment keeps EXPERIMENT/runs/NAME beside its results
 
 
 def answer(exhibit: Exhibit, per: list[str]) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def answer(exhibit: Exhibit, per: list[str]) -> dict[str, Any]:
 def _name(path: Path) -> str:
     """Of the run's directory; of one among others of an experiment, with the experiment's before it."""
     experiment = path.parent.parent
-    if path.parent.name != RUNS or not (experiment / "results.json").is_file() or experiment.name == path.name:
+    if path.parent.name != _RUNS or not (experiment / _RESULTS).is_file() or experiment.name == path.name:
         return path.name
     return f"{experiment.name}/{path.name}"
 

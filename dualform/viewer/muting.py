@@ -6,7 +6,8 @@ is muted, such as single images or a stretch of time, is read from the run: all 
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,11 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from dualform.dual.group_weights import GroupWeights
+from dualform import GroupWeights
 from dualform.errors import QueryError, Refused, UnknownName
-from dualform.store import clean_name
 from dualform.viewer import code
 from dualform.viewer.asked import Asked, MuteSet
 from dualform.viewer.exhibit import POSITION, Exhibit
@@ -40,6 +39,7 @@ class Muting:
         self._seen = lru_cache(maxsize=None)(lambda layer: list(self._memory.seen(layer, by=exhibit.classes.by).rows()))
         self._one_at_a_time = threading.Lock()  # parameters are exchanged in the network while it runs
         self._network = copy.deepcopy(exhibit.network)
+        self._parameters = {} if self._network is None else self._memory.parameters(self._network)
 
     @property
     def possible(self) -> bool:
@@ -83,12 +83,8 @@ class Muting:
     def _said(self, subject: Subject, added: Added) -> Tensor:
         """What the network says without what some slots have added to its parameters."""
         assert self._network is not None
-        with self._one_at_a_time:
-            if not added:
-                return said_of(self._network, subject)
-            own = {name: p for name, p in self._network.named_parameters() if clean_name(name) in added}
-            changed = {name: (p.double() - added[clean_name(name)]).to(p.dtype) for name, p in own.items()}
-            return said_of(_Changed(self._network, changed), subject)
+        with self._one_at_a_time, _without(self._parameters, added):
+            return said_of(self._network, subject)
 
     def _added(self, sets: Sequence[MuteSet]) -> tuple[dict[str, Added], dict[str, list[int]]]:
         """What all slots of the sets have added to each layer; and how many they are, of how many."""
@@ -176,15 +172,17 @@ class Muting:
         return found
 
 
-class _Changed(nn.Module):
-    """A network with other parameters."""
-
-    def __init__(self, network: nn.Module, parameters: Added) -> None:
-        super().__init__()
-        self._network, self._parameters_instead = network, dict(parameters)
-
-    def forward(self, *inputs: Any) -> Any:
-        return functional_call(self._network, self._parameters_instead, inputs)
+@contextmanager
+def _without(parameters: Mapping[str, nn.Parameter], added: Added) -> Iterator[None]:
+    """Take what slots have added away from parameters, until the end of the block."""
+    trained = {name: parameters[name].data for name in added}
+    try:
+        for name, data in trained.items():
+            parameters[name].data = (data.double() - added[name]).to(data.dtype)
+        yield
+    finally:
+        for name, data in trained.items():
+            parameters[name].data = data
 
 
 def _worth_showing(before: Tensor, after: Tensor) -> list[int]:

@@ -54,3 +54,10 @@ def probabilities(network: nn.Module, rows: Tensor) -> Tensor:
         raise QueryError(f"probabilities are shown of models with an output for each class, this one says {what}")
     found: Tensor = torch.softmax(said.float(), dim=1)
     return found
+
+
+def next_token_probabilities(network: nn.Module, prompts: Tensor) -> Tensor:
+    """Return the probability of each token after prompts, (prompts, time): (prompts, vocabulary)."""
+    output = output_for(network, prompts)
+    logits: Tensor = output[0] if isinstance(output, tuple) else output  # (prompts, time, vocabulary)
+    return torch.softmax(logits[:, -1].float(), dim=1)

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualform.attention.questions import Top
+from dualform import Top
 from dualform.errors import QueryError, Refused
 from dualform.text import Passage, Text, passages
 from dualform.viewer import code

@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import Refused, listing
-from dualform.experiments.language.answers import next_logits
 from dualform.text import Text
 from dualform.viewer import code
 from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.outputs import probabilities
+from dualform.viewer.outputs import next_token_probabilities, probabilities
 from dualform.viewer.subject import Subject, subject_of
 
 LIKELIEST = 10
@@ -114,7 +113,7 @@ def _stops(exhibit: Exhibit) -> list[int]:
 def said_of(network: nn.Module, subject: Subject) -> Tensor:
     """Probabilities of the outputs, or of the next token: (outputs,)."""
     if subject.token is not None:
-        return torch.softmax(next_logits(network, subject.row)[0], dim=0)
+        return next_token_probabilities(network, subject.row)[0]
     return probabilities(network, subject.row)[0]
 
 

@@ -5,12 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.attention.plan import Question
-from dualform.attention.questions import Timeline, Top, Total
-from dualform.attention.spotlight import LayerSpotlight
+from dualform import LayerSpotlight, Question, Table, Timeline, Top, Total
 from dualform.companions import in_precision_of
 from dualform.errors import Refused, UnknownName
-from dualform.table import Table
 from dualform.viewer import code
 from dualform.viewer.asked import Asked
 from dualform.viewer.classes import LABEL, TASK
