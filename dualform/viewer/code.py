@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from dualform import Question
-from dualform.viewer.asked import MuteSet
+from dualform.viewer.requests import MuteSet, PassagesRequest
 
 if TYPE_CHECKING:
     from dualform.viewer.exhibit import Exhibit
@@ -147,10 +147,10 @@ def _written(question: Question) -> str:
     return f"{type(question).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
 
 
-def passages(layer: str, hits: int, summed: bool, most: int) -> list[str]:
-    per = ', per="position"' if summed else ""
-    table = '.without("step")' if summed else ""
+def passages(request: PassagesRequest, hits: int) -> list[str]:
+    per = ', per="position"' if request.summed else ""
+    table = '.without("step")' if request.summed else ""
     return [
-        f"layer = memory.attend(model, row, rows=-1)[{layer!r}]",
-        f"found = dualform.text.passages(text, layer.top({hits}{per}){table}, most={most})",
+        f"layer = memory.attend(model, row, rows=-1)[{request.layer!r}]",
+        f"found = dualform.text.passages(text, layer.top({hits}{per}){table}, most={request.most})",
     ]

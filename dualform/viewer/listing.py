@@ -6,28 +6,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import Refused
-from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.outputs import MOST
+from dualform.viewer.requests import InputsRequest
 from dualform.viewer.subject import task_of
 
-_MOST_AT_ONCE = 500
-_OUTCOMES = {"right": True, "wrong": False}
 
-
-def answer(exhibit: Exhibit, asked: Asked) -> dict[str, Any]:
-    start, count = asked.count("start"), asked.count("count", 1, _MOST_AT_ONCE)
-    number, outcome, search = asked.count_or_none("class"), asked.text_or_none("outcome"), asked.text("search")
-    asked.end()
-    if outcome not in (None, *_OUTCOMES):
-        raise Refused(f"'outcome' is 'right', 'wrong' or null, not {outcome!r}")
-    if number is not None and number >= len(exhibit.classes.every):
-        raise Refused(f"there is no class {number}; there are {len(exhibit.classes.every)}")
+def answer(exhibit: Exhibit, request: InputsRequest) -> dict[str, Any]:
+    if request.class_ is not None and request.class_ >= len(exhibit.classes.every):
+        raise Refused(f"there is no class {request.class_}; there are {len(exhibit.classes.every)}")
     order = _in_order(exhibit)
-    if outcome is not None:
-        order = order[_right(exhibit)[order] == _OUTCOMES[outcome]]
-    fitting = [i for i in order.tolist() if search in str(i) and (number is None or class_of(exhibit, i) == number)]
-    return {"total": len(fitting), "inputs": [shown(exhibit, i) for i in fitting[start : start + count]]}
+    if request.outcome is not None:
+        order = order[_right(exhibit)[order] == (request.outcome == "right")]
+    fitting = [
+        index
+        for index in order.tolist()
+        if request.search in str(index) and (request.class_ is None or class_of(exhibit, index) == request.class_)
+    ]
+    page = fitting[request.start : request.start + request.count]
+    return {"total": len(fitting), "inputs": [shown(exhibit, index) for index in page]}
 
 
 def _in_order(exhibit: Exhibit) -> NDArray[np.int64]:

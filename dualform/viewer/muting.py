@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from dualform import GroupWeights
 from dualform.errors import QueryError, Refused, UnknownName
 from dualform.viewer import code
-from dualform.viewer.asked import Asked, MuteSet
 from dualform.viewer.exhibit import POSITION, Exhibit
 from dualform.viewer.predictions import LIKELIEST, said_as, said_of
+from dualform.viewer.requests import MuteRequest, MuteSet
 from dualform.viewer.subject import Subject, subject_of
 
 Added = Mapping[str, Tensor]  # by parameter
@@ -55,23 +55,20 @@ class Muting:
             except QueryError:  # more than fits into memory: each is read when it is muted
                 self._unsummed = True
 
-    def is_quick(self, body: object) -> bool:
-        """Whether a question needs no reading of slots, as far as can be seen before it is checked."""
-        sets = body.get("mute") if isinstance(body, dict) else None
-        by = () if self._unsummed else self._exhibit.classes.by
-        return not isinstance(sets, list) or all(isinstance(one, dict) and one.keys() <= {*by} for one in sets)
+    def reads_slots(self, request: MuteRequest) -> bool:
+        """Return whether slots have to be read for an answer."""
+        return bool(request.mute) and (self._unsummed or not all(map(self._of_classes, request.mute)))
 
-    def mute(self, asked: Asked) -> dict[str, Any]:
-        subject, sets = subject_of(self._exhibit, asked.input()), asked.mute()
-        asked.end()
+    def mute(self, request: MuteRequest) -> dict[str, Any]:
+        subject = subject_of(self._exhibit, request.input)
         if not self.possible:
             raise Refused(self._exhibit.cannot["mute"])
-        added, slots = self._added(sets)
+        added, slots = self._added(request.mute)
         before = self._said(subject, {})
         after = self._said(subject, {name: one for layer in added.values() for name, one in layer.items()})
         alone = {name: self._said(subject, one) for name, one in added.items()}
         tokens = None if self._exhibit.text is None else _worth_showing(before, after)
-        lines = [*subject.python, *code.muted(sets), *code.predicted("muted", prompt=subject.token is not None)]
+        lines = [*subject.python, *code.muted(request.mute), *code.predicted("muted", prompt=subject.token is not None)]
         return {
             "before": said_as(before, self._exhibit.text, tokens),
             "after": said_as(after, self._exhibit.text, tokens),

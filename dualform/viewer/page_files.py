@@ -2,9 +2,10 @@
 
     page = read_page()
     page.files["main.js"].etag
-    page.script_hash                # of the import map, the only script that stands in the page itself
+    page.script_hash                # of the import map, the only code that stands in the page itself
 
-A request is looked up among the names found at the start; no path is ever made of it.
+The page also holds the defaults and limits of requests, as data. A request for a file is looked up among the names
+found at the start; no path is ever made of it.
 """
 
 import base64
@@ -13,6 +14,9 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from dualform.viewer.requests import schema
 
 _DIRECTORY = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -48,12 +52,18 @@ def read_page(directory: Path = _DIRECTORY) -> Page:
     files = {one.name: File.of(one.read_bytes(), _TYPES[one.suffix]) for one in found}
     html = (directory / "index.html").read_text(encoding="utf-8")
     html = html.replace("__IMPORT_MAP__", import_map([one.stem for one in found if one.suffix == ".js"]))
+    html = html.replace("__REQUESTS__", json_in_html(schema()))
     return Page(File.of(html.encode(), "text/html"), files, _script_hash(html))
 
 
 def import_map(modules: list[str]) -> str:
     """Where a browser finds `viewer/NAME`."""
     return json.dumps({"imports": {f"viewer/{name}": f"/page/{name}.js" for name in modules}})
+
+
+def json_in_html(content: Any) -> str:
+    """Write JSON that cannot end the element it stands in, whatever words are in it."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _script_hash(html: str) -> str:

@@ -6,27 +6,24 @@ from dualform import Top
 from dualform.errors import QueryError, Refused
 from dualform.text import Passage, Text, passages
 from dualform.viewer import code
-from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import POSITION, Exhibit
+from dualform.viewer.requests import PassagesRequest
 from dualform.viewer.subject import subject_of
 
 _HITS = 10  # positions for each passage: neighbours are merged
-_MOST = 20
 
 
-def answer(exhibit: Exhibit, asked: Asked) -> dict[str, Any]:
+def answer(exhibit: Exhibit, request: PassagesRequest) -> dict[str, Any]:
     """By attention summed over all visits to a position, or by single visits."""
-    subject = subject_of(exhibit, asked.input())
-    layer, summed, most = asked.text("layer"), asked.flag("summed"), asked.count("most", 1, _MOST)
-    asked.end()
+    subject = subject_of(exhibit, request.input)
     if subject.token is None or exhibit.text is None:
         raise Refused("passages are asked for with a prompt")
     assert exhibit.network is not None
-    spotlight = exhibit.memory.attend(exhibit.network, subject.row, rows=-1)[layer]
-    hits = _HITS * most
-    (table,) = spotlight.collect(Top(hits, per=POSITION if summed else None))
-    found = passages(exhibit.text, table.without("step") if summed else table, most)
-    lines = [*subject.python, "", *code.passages(layer, hits, summed, most)]
+    spotlight = exhibit.memory.attend(exhibit.network, subject.row, rows=-1)[request.layer]
+    hits = _HITS * request.most
+    (table,) = spotlight.collect(Top(hits, per=POSITION if request.summed else None))
+    found = passages(exhibit.text, table.without("step") if request.summed else table, request.most)
+    lines = [*subject.python, "", *code.passages(request, hits)]
     return {"passages": [_shown(exhibit.text, one) for one in found], "python": "\n".join(lines)}
 
 

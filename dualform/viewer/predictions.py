@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from dualform.errors import Refused, listing
 from dualform.text import Text
 from dualform.viewer import code
-from dualform.viewer.asked import Asked
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.outputs import next_token_probabilities, probabilities
+from dualform.viewer.requests import HistoryRequest, PredictRequest
 from dualform.viewer.subject import Subject, subject_of
 
 LIKELIEST = 10
@@ -39,9 +39,8 @@ class Predictions:
         self._making = threading.Lock()
         self.stops = _stops(exhibit)
 
-    def predict(self, asked: Asked) -> dict[str, Any]:
-        subject, step = subject_of(self._exhibit, asked.input()), asked.count_or_none("step")
-        asked.end()
+    def predict(self, request: PredictRequest) -> dict[str, Any]:
+        subject, step = subject_of(self._exhibit, request.input), request.step
         steps = self._exhibit.memory.steps
         if "predict" in self._exhibit.cannot:  # the input is shown all the same
             unknown = {"predicted": None, "probabilities": None, "step": steps, "note": None}
@@ -56,9 +55,8 @@ class Predictions:
         facts = {"step": at, "note": self._note(at), "python": "\n".join([*subject.python, *lines])}
         return _described(self._exhibit, subject) | said_as(said, self._exhibit.text) | facts
 
-    def history(self, asked: Asked) -> dict[str, Any]:
-        subject = subject_of(self._exhibit, asked.input())
-        asked.end()
+    def history(self, request: HistoryRequest) -> dict[str, Any]:
+        subject = subject_of(self._exhibit, request.input)
         if "predict" in self._exhibit.cannot:
             raise Refused(self._exhibit.cannot["predict"])
         if subject.token is not None:

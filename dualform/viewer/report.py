@@ -1,15 +1,14 @@
-"""A report: the page of the viewer and answers to some questions in one HTML file, which opens from disk.
+"""A report: the page of the viewer and answers to some requests in one HTML file, which opens from disk.
 
-    questions.jobs.run()
-    answers = collect(questions, Chosen(inputs=[3, 8]))
+    api.jobs.run()
+    answers = collect(api, ReportInputs(indices=[3, 8]))
     write(Path("run.html"), html(answers))
 
-The page is the same; it finds its answers by question instead of asking for them. Nothing in the file is fetched from
-anywhere: its content security policy forbids it.
+The page is the same; it looks its answers up by the keys of requests instead of asking a server. Nothing in the file is
+fetched from anywhere: its content security policy forbids it.
 """
 
 import base64
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,24 @@ from numpy.typing import NDArray
 
 from dualform.atomic_file import write_atomically
 from dualform.strict_json import finite
+from dualform.viewer.api import Api
 from dualform.viewer.exhibit import Exhibit
 from dualform.viewer.listing import shown
-from dualform.viewer.page_files import Page, read_page
-from dualform.viewer.questions import Questions
+from dualform.viewer.page_files import Page, json_in_html, read_page
+from dualform.viewer.requests import (
+    HistoryRequest,
+    IndexedInput,
+    InputsRequest,
+    JobsRequest,
+    MuteRequest,
+    MuteSet,
+    PassagesRequest,
+    PredictRequest,
+    PromptInput,
+    Request,
+    RunRequest,
+    SpotlightRequest,
+)
 from dualform.viewer.subject import task_of
 
 Answer = dict[str, Any]
@@ -33,26 +46,25 @@ _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-_TOP, _CURVE, _PASSAGES = 12, 500, 5  # as the page asks
 _WRONG, _RIGHT = 4, 4  # inputs, where none are chosen
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What a report is about: test inputs, or prompts."""
+class ReportInputs:
+    """What a report is about: test inputs by index, or prompts."""
 
-    inputs: Sequence[int] = ()
+    indices: Sequence[int] = ()
     prompts: Sequence[str] = ()
 
 
-def chosen_for(exhibit: Exhibit) -> Chosen:
-    """Where nothing is chosen: some mistakes and some that the model gets right, of many tasks and classes."""
+def default_inputs(exhibit: Exhibit) -> ReportInputs:
+    """Choose some mistakes and some that the model gets right, of many tasks and classes."""
     outputs = exhibit.outputs
     if exhibit.inputs is None or outputs is None or outputs.right is None or outputs.labels is None:
-        return Chosen(inputs=range(min(_WRONG + _RIGHT, len(exhibit.inputs or ()))))
+        return ReportInputs(indices=range(min(_WRONG + _RIGHT, len(exhibit.inputs or ()))))
     labels, right = outputs.labels.tolist(), outputs.right.numpy()
     kinds = [(task_of(exhibit, index), label) for index, label in enumerate(labels)]
-    return Chosen(inputs=[*_varied(kinds, ~right)[:_WRONG], *_varied(kinds, right)[:_RIGHT]])
+    return ReportInputs(indices=[*_varied(kinds, ~right)[:_WRONG], *_varied(kinds, right)[:_RIGHT]])
 
 
 def _varied(kinds: Sequence[tuple[str | None, int]], among: NDArray[np.bool_]) -> list[int]:
@@ -67,65 +79,53 @@ def _varied(kinds: Sequence[tuple[str | None, int]], among: NDArray[np.bool_]) -
     return [index for *_, index in sorted(order)]
 
 
-def collect(
-    questions: Questions, chosen: Chosen, progress: Callable[[int], None] = lambda step: None
-) -> dict[str, Answer]:
-    """The answers by question, as the page looks them up. The jobs of the questions have to be done."""
-    exhibit = questions.exhibit
-    listed = {"total": len(chosen.inputs), "inputs": [shown(exhibit, index) for index in chosen.inputs]}
-    usual = {"start": 0, "count": 60, "class": None, "outcome": None, "search": ""}
-    found = {key("run", {}): questions.ask("run", {}), key("jobs", {}): questions.ask("jobs", {})}
-    found[key("inputs", usual)] = listed
-    for number, (name, body) in enumerate(asked(questions, chosen)):
-        found[key(name, body)] = questions.ask(name, body)
+def collect(api: Api, chosen: ReportInputs, progress: Callable[[int], None] = lambda number: None) -> dict[str, Answer]:
+    """Return the answers by the keys of their requests.
+
+    Args:
+        api: Answers the requests; its jobs have to be done.
+        chosen: What the report is about.
+        progress: Is called with the number of each of `requests_about` once it is answered.
+    """
+    listed = {"total": len(chosen.indices), "inputs": [shown(api.exhibit, index) for index in chosen.indices]}
+    answers = {request.key: api.answer(request) for request in (RunRequest(), JobsRequest())}
+    answers[InputsRequest().key] = listed
+    for number, request in enumerate(requests_about(api, chosen)):
+        answers[request.key] = api.answer(request)
         progress(number)
-    return found
+    return answers
 
 
-def asked(questions: Questions, chosen: Chosen) -> Iterator[tuple[str, Answer]]:
-    """What the page may ask about the chosen, with the answers that are computed quickly."""
-    run = questions.ask("run", {})
-    for index in chosen.inputs:
-        yield from _about_input(questions, run, {"index": index})
+def requests_about(api: Api, chosen: ReportInputs) -> Iterator[Request]:
+    """Yield what the page may ask about the chosen, as far as the answers are computed quickly."""
+    run = api.answer(RunRequest())
+    for index in chosen.indices:
+        yield from _about_input(api, run, IndexedInput(index))
     for prompt in chosen.prompts:
-        yield from _about_prompt(run, {"prompt": prompt})
+        yield from _about_prompt(run, PromptInput(prompt))
 
 
-def _about_input(questions: Questions, run: Answer, of: Answer) -> Iterator[tuple[str, Answer]]:
-    layers = [layer["name"] for layer in run["layers"]]
+def _about_input(api: Api, run: Answer, of: IndexedInput) -> Iterator[Request]:
     if "spotlight" not in run["cannot"]:
         for per in dict.fromkeys([*run["per"][:1], None]):
-            yield from (
-                ("spotlight", {"input": of, "layer": layer, "per": per, "top": _TOP, "curve": _CURVE})
-                for layer in layers
-            )
+            yield from (SpotlightRequest(of, layer["name"], per) for layer in run["layers"])
     if "predict" not in run["cannot"]:
-        yield "history", {"input": of}
-        yield from (("predict", {"input": of, "step": step}) for step in (None, *questions.stops))
+        yield HistoryRequest(of)
+        yield from (PredictRequest(of, step) for step in (None, *api.stops))
     if "mute" not in run["cannot"]:
-        yield from (("mute", {"input": of, "mute": sets}) for sets in _worth_muting(run))
+        several = len(run["tasks"]) > 1
+        tasks = [{"task": [task["name"]]} for task in run["tasks"]] if several else []
+        names = ("task", "label") if several else ("label",)
+        classes = [{name: [entry[name]] for name in names} for entry in run["classes"]]
+        yield from (MuteRequest(of, (MuteSet.parse(tags),)) for tags in (*tasks, *classes))
 
 
-def _worth_muting(run: Answer) -> Iterator[list[Answer]]:
-    """One class, or one task."""
-    for task in run["tasks"] if len(run["tasks"]) > 1 else ():
-        yield [{"task": [task["name"]]}]
-    several = len(run["tasks"]) > 1
-    for one in run["classes"]:
-        yield [{"task": [one["task"]], "label": [one["label"]]} if several else {"label": [one["label"]]}]
-
-
-def _about_prompt(run: Answer, of: Answer) -> Iterator[tuple[str, Answer]]:
-    yield "predict", {"input": of, "step": None}
+def _about_prompt(run: Answer, of: PromptInput) -> Iterator[Request]:
+    yield PredictRequest(of)
     if "spotlight" not in run["cannot"]:
         for layer in run["layers"]:
             for summed in (True,) if "time" in run["cannot"] else (True, False):
-                yield "passages", {"input": of, "layer": layer["name"], "summed": summed, "most": _PASSAGES}
-
-
-def key(name: str, body: Answer) -> str:
-    """A question as the page looks it up: sorted, without spaces."""
-    return f"{name} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
+                yield PassagesRequest(of, layer["name"], summed)
 
 
 def html(answers: dict[str, Answer], page: Page | None = None) -> str:
@@ -141,8 +141,8 @@ def html(answers: dict[str, Answer], page: Page | None = None) -> str:
     head = "\n".join([
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
         f"<style>\n{styles}\n</style>",
-        f'<script type="importmap">{_inside_html({"imports": imports})}</script>',
-        f'<script type="application/json" id="answers">{_inside_html(finite(answers))}</script>',
+        f'<script type="importmap">{json_in_html({"imports": imports})}</script>',
+        f'<script type="application/json" id="answers">{json_in_html(finite(answers))}</script>',
         '<script type="module">import "viewer/main";</script>',
         "</head>",
     ])  # fmt: skip
@@ -151,11 +151,6 @@ def html(answers: dict[str, Answer], page: Page | None = None) -> str:
 
 def _data_url(content: bytes) -> str:
     return f"data:text/javascript;base64,{base64.b64encode(content).decode()}"
-
-
-def _inside_html(content: Any) -> str:
-    """JSON that cannot end the element it stands in, whatever words are in it."""
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def write(path: Path, content: str) -> None:

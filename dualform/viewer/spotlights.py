@@ -9,13 +9,12 @@ from dualform import LayerSpotlight, Question, Table, Timeline, Top, Total
 from dualform.companions import in_precision_of
 from dualform.errors import Refused, UnknownName
 from dualform.viewer import code
-from dualform.viewer.asked import Asked
 from dualform.viewer.classes import LABEL, TASK
 from dualform.viewer.exhibit import Exhibit
+from dualform.viewer.requests import SpotlightRequest
 from dualform.viewer.subject import subject_of
 
 _BINS = 60
-_MOST_TOP, _MOST_CURVE = 200, 2000
 _WARMING = 4  # queries after which a layer keeps what makes further ones quick
 _FACTS = ("query", "score", "slot", "step", "visits", "coefficient")  # columns that are no tags
 NO_CLASSES = "slots have no classes: record with recorder.tag(label=...), at most 200 different ones"
@@ -28,21 +27,18 @@ class Spotlights:
         self._exhibit, self._memory = exhibit, exhibit.memory
         self.per = [tag for tag in self._memory.tags if tag not in (TASK, LABEL)]
 
-    def spotlight(self, asked: Asked) -> dict[str, Any]:
-        subject = subject_of(self._exhibit, asked.input())
-        name, per = asked.text("layer"), asked.text_or_none("per")
-        top, curve = asked.count("top", 1, _MOST_TOP), asked.count("curve", 1, _MOST_CURVE)
-        asked.end()
+    def spotlight(self, request: SpotlightRequest) -> dict[str, Any]:
+        subject = subject_of(self._exhibit, request.input)
         if subject.token is not None:
             raise Refused("the spotlight of a prompt is in passages: ask `passages`")
-        questions = self._questions(per, top, curve)
-        layer, note = self._layer(name, subject.row)
+        questions = self._questions(request.per, request.top, request.curve)
+        layer, note = self._layer(request.layer, subject.row)
         rows, layer = len(layer.queries), self._one_query(layer)
         answers = dict(zip(questions, layer.collect(*questions.values()), strict=True))
-        lines = code.spotlight(name, rows > 1, questions)
+        lines = code.spotlight(request.layer, rows > 1, questions)
         if rows > 1:
             note = f"summed over the {rows} rows this layer has for the input. {note or ''}".strip()
-        found = {"layer": name, "note": note, "python": "\n".join([*subject.python, "", *lines])}
+        found = {"layer": request.layer, "note": note, "python": "\n".join([*subject.python, "", *lines])}
         return found | {"absent": self._absent(), "curves": [], "totals": [], "timeline": None} | self._shown(answers)
 
     def warm(self, progress: Callable[[float], None] = lambda share: None) -> None:
@@ -51,7 +47,7 @@ class Spotlights:
         if "spotlight" in self._exhibit.cannot or network is None or inputs is None:
             return
         rows = in_precision_of(network, inputs.inputs[:_WARMING])
-        questions = self._questions(self.per[0] if self.per else None, 12, 500)
+        questions = self._questions(self.per[0] if self.per else None, SpotlightRequest.top, SpotlightRequest.curve)
         spotlight = self._memory.attend(network, rows)
         for number, name in enumerate(spotlight):
             progress(number / len(spotlight))

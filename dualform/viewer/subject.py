@@ -9,8 +9,8 @@ from dualform.companions import in_precision_of
 from dualform.datasets.tokens import encode_prompt
 from dualform.errors import Refused
 from dualform.viewer import code
-from dualform.viewer.asked import Drawn, Input, OwnInput, Prompt
 from dualform.viewer.exhibit import Exhibit
+from dualform.viewer.requests import DrawnInput, IndexedInput, Input, PromptInput
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ def subject_of(exhibit: Exhibit, asked: Input) -> Subject:
     """Raises Refused for what this run cannot be asked about."""
     if "spotlight" in exhibit.cannot:
         raise Refused(exhibit.cannot["spotlight"])
-    if isinstance(asked, Prompt):
+    if isinstance(asked, PromptInput):
         return _prompt(exhibit, asked)
     if exhibit.inputs is None:
         raise Refused('this run is of a language model: its inputs are {"prompt": "..."}')
-    return _own(exhibit, asked) if isinstance(asked, OwnInput) else _drawn(exhibit, asked)
+    return _own(exhibit, asked) if isinstance(asked, IndexedInput) else _drawn(exhibit, asked)
 
 
-def _own(exhibit: Exhibit, asked: OwnInput) -> Subject:
+def _own(exhibit: Exhibit, asked: IndexedInput) -> Subject:
     assert exhibit.inputs is not None
     assert exhibit.network is not None
     row = in_precision_of(exhibit.network, exhibit.inputs.row(asked.index))
@@ -57,23 +57,25 @@ def task_of(exhibit: Exhibit, index: int) -> str | None:
     return exhibit.classes.tasks[0].name if len(exhibit.classes.tasks) == 1 else None
 
 
-def _drawn(exhibit: Exhibit, asked: Drawn) -> Subject:
+def _drawn(exhibit: Exhibit, asked: DrawnInput) -> Subject:
     if exhibit.pen is None or exhibit.pictures is None:
         raise Refused(exhibit.cannot.get("draw", "there is nothing to draw for"))
-    image = exhibit.pen.image(asked.strokes)
-    lines = code.opened(exhibit) + code.drawn_row(exhibit, asked.strokes)
+    image = exhibit.pen.image(asked.drawn)
+    lines = code.opened(exhibit) + code.drawn_row(exhibit, asked.drawn)
     return Subject(exhibit.pen.input(image), lines, pixels=exhibit.pictures.encoded(image))
 
 
-def _prompt(exhibit: Exhibit, asked: Prompt) -> Subject:
+def _prompt(exhibit: Exhibit, asked: PromptInput) -> Subject:
     if exhibit.text is None:
         raise Refused("prompts are for runs of language models")
-    if not asked.text:
+    if not asked.prompt:
         raise Refused("the prompt is empty: a query is one of its tokens")
-    ids = encode_prompt(asked.text, exhibit.text)
+    ids = encode_prompt(asked.prompt, exhibit.text)
     token = len(ids) - 1 if asked.token is None else asked.token
     if not 0 <= token < len(ids):
         raise Refused(f"there is no token {asked.token}; the prompt has {len(ids)}, counted from 0")
     row = torch.from_numpy(ids[: token + 1])[None]  # (1, time)
     tokens = tuple(exhibit.text.vocabulary[number] for number in ids.tolist())
-    return Subject(row, code.opened(exhibit) + code.prompt_row(exhibit, asked.text, token), tokens=tokens, token=token)
+    return Subject(
+        row, code.opened(exhibit) + code.prompt_row(exhibit, asked.prompt, token), tokens=tokens, token=token
+    )

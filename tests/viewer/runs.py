@@ -16,7 +16,9 @@ import dualform
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, Recipe, train
 from dualform.inputs import INPUTS, save_inputs
 from dualform.text import Text
+from dualform.viewer.api import Api
 from dualform.viewer.exhibit import Named
+from dualform.viewer.requests import parse_request
 
 SHAPE = (4, 5)
 TASKS = {"triangles": ["none", "small", "large"], "stripes": ["across", "down", "both"]}
@@ -25,6 +27,11 @@ ROWS = Named(model="tests.viewer.runs:regression")
 FABLE = "a wolf and a lamb came to a brook. the wolf stood high up the stream and the lamb a little below. "
 
 Optimiser = Callable[[Any], torch.optim.Optimizer]
+
+
+def asked(api: Api, name: str, body: object) -> dict[str, Any]:
+    """What a body like the page's gets, in this thread."""
+    return api.answer(parse_request(name, body))
 
 
 def network() -> nn.Module:

@@ -26,7 +26,7 @@ from dualform.viewer.server import Answering, make_app
 
 
 class Few:
-    """Questions that are answered, refused, held up, or that break."""
+    """Api that are answered, refused, held up, or that break."""
 
     names = ("run", "echo", "odd", "large", "wrong", "prepare", "break", "stop", "shapeless", "hold")
 

@@ -12,34 +12,35 @@ import torch
 from torch.testing import assert_close
 
 import dualform
-from dualform.errors import QueryError, UnknownName
+from dualform.errors import QueryError, Refused, UnknownName
 from dualform.experiments.language.training import MERGED
 from dualform.inputs import INPUTS, read_inputs, save_inputs
+from dualform.viewer.api import Api
 from dualform.viewer.exhibit import Named, open_exhibit
-from dualform.viewer.questions import Questions, Refused
 from tests.viewer import runs
+from tests.viewer.runs import asked
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Questions]:
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     yield from prepared(runs.pictures(tmp_path_factory.mktemp("run") / "pictures"), runs.PICTURES)
 
 
 @pytest.fixture(scope="module")
-def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Questions]:
+def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "language"), Named())
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Questions]:
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "merged", MERGED), Named())
 
 
-def prepared(path: Path, named: Named) -> Iterator[Questions]:
-    questions = Questions(open_exhibit(path, named), prepare=False)
-    questions.jobs.run()
-    yield questions
-    questions.close()
+def prepared(path: Path, named: Named) -> Iterator[Api]:
+    api = Api(open_exhibit(path, named), prepare=False)
+    api.jobs.run()
+    yield api
+    api.close()
 
 
 def run_python(answer: dict[str, Any]) -> dict[str, Any]:
@@ -49,8 +50,8 @@ def run_python(answer: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def test_the_run_at_a_glance(pictures: Questions) -> None:
-    run = pictures.ask("run", {})
+def test_the_run_at_a_glance(pictures: Api) -> None:
+    run = asked(pictures, "run", {})
     assert (run["name"], run["kind"], run["steps"], run["snapshots"]) == ("pictures", "images", 24, [0, 6, 12, 18, 24])
     assert run["classes"][1] == {"task": "triangles", "label": 1, "name": "small"}
     assert [(task["name"], task["first_step"], task["last_step"]) for task in run["tasks"]] == [
@@ -64,8 +65,8 @@ def test_the_run_at_a_glance(pictures: Questions) -> None:
     assert not run["missing"]
 
 
-def test_jobs_end_with_a_certificate_and_accuracies(pictures: Questions) -> None:
-    found = pictures.ask("jobs", {})
+def test_jobs_end_with_a_certificate_and_accuracies(pictures: Api) -> None:
+    found = asked(pictures, "jobs", {})
     assert [(job["name"], job["done"], job["failed"]) for job in found["jobs"]] == [
         (name, True, None) for name in ("spotlight", "mute", "accuracy", "certificate")
     ]
@@ -82,25 +83,25 @@ def test_jobs_end_with_a_certificate_and_accuracies(pictures: Questions) -> None
     made = run_python(found["accuracy"])["accuracies"]
     assert list(found["accuracy"]["tasks"].values()) == [pytest.approx(made[task]) for task in (0, 1)]
     run_python(found["certificate"])
-    run_python(pictures.ask("run", {}))
+    run_python(asked(pictures, "run", {}))
 
 
-def test_inputs_come_mistakes_first_and_by_filters(pictures: Questions) -> None:
-    every = pictures.ask("inputs", {})
+def test_inputs_come_mistakes_first_and_by_filters(pictures: Api) -> None:
+    every = asked(pictures, "inputs", {})
     right = [one["predicted"] == one["label"] for one in every["inputs"]]
     assert every["total"] == 12
     assert right == sorted(right)
-    wrong = pictures.ask("inputs", {"outcome": "wrong"})
+    wrong = asked(pictures, "inputs", {"outcome": "wrong"})
     assert wrong["inputs"] == every["inputs"][: wrong["total"]]
-    of_class = pictures.ask("inputs", {"class": 4})["inputs"]
+    of_class = asked(pictures, "inputs", {"class": 4})["inputs"]
     assert sorted(one["index"] for one in of_class) == [7, 10]
     assert {(one["task"], one["label"]) for one in of_class} == {("stripes", 1)}
-    assert [one["index"] for one in pictures.ask("inputs", {"search": "11"})["inputs"]] == [11]
-    assert pictures.ask("inputs", {"start": 5, "count": 2})["inputs"] == every["inputs"][5:7]
+    assert [one["index"] for one in asked(pictures, "inputs", {"search": "11"})["inputs"]] == [11]
+    assert asked(pictures, "inputs", {"start": 5, "count": 2})["inputs"] == every["inputs"][5:7]
 
 
-def test_pixels_are_the_images(pictures: Questions) -> None:
-    (one,) = pictures.ask("inputs", {"search": "11"})["inputs"]
+def test_pixels_are_the_images(pictures: Api) -> None:
+    (one,) = asked(pictures, "inputs", {"search": "11"})["inputs"]
     images = pictures.exhibit.inputs.images  # type: ignore[union-attr]
     assert images is not None
     shown = np.frombuffer(base64.b64decode(one["pixels"]), np.uint8)
@@ -110,27 +111,27 @@ def test_pixels_are_the_images(pictures: Questions) -> None:
 
 
 @pytest.mark.parametrize("step", [None, 0, 12, 24, 7])
-def test_predictions_and_the_python_that_makes_them(pictures: Questions, step: int | None) -> None:
-    answer = pictures.ask("predict", {"input": {"index": 8}, "step": step})
+def test_predictions_and_the_python_that_makes_them(pictures: Api, step: int | None) -> None:
+    answer = asked(pictures, "predict", {"input": {"index": 8}, "step": step})
     assert (answer["label"], answer["task"], answer["class"]) == (2, "stripes", 5)
     assert answer["predicted"] == int(np.argmax(answer["probabilities"]))
     assert_close(torch.tensor([answer["probabilities"]]), run_python(answer)["probabilities"])
 
 
-def test_history_is_the_model_at_each_stop(pictures: Questions) -> None:
-    answer = pictures.ask("history", {"input": {"index": 3}})
+def test_history_is_the_model_at_each_stop(pictures: Api) -> None:
+    answer = asked(pictures, "history", {"input": {"index": 3}})
     assert {0, 6, 12, 18, 24} <= set(answer["steps"])
     expected = torch.cat(run_python(answer)["probabilities"])
     assert_close(torch.tensor(answer["probabilities"]), expected)
-    last = pictures.ask("predict", {"input": {"index": 3}})["probabilities"]
+    last = asked(pictures, "predict", {"input": {"index": 3}})["probabilities"]
     assert answer["probabilities"][-1] == pytest.approx(last, rel=1e-4)
 
 
 @pytest.mark.parametrize("per", ["id", None])
 @pytest.mark.parametrize("layer", ["0", "2"])
-def test_spotlights_and_the_python_that_makes_them(pictures: Questions, layer: str, per: str | None) -> None:
+def test_spotlights_and_the_python_that_makes_them(pictures: Api, layer: str, per: str | None) -> None:
     body = {"input": {"index": 3}, "layer": layer, "per": per, "top": 4, "curve": 7}
-    answer = pictures.ask("spotlight", body)
+    answer = asked(pictures, "spotlight", body)
     made = run_python(answer)
     assert [one["score"] for one in answer["top"]] == pytest.approx(made["top"]["score"].tolist(), rel=1e-5)
     assert [one["tags"]["id"] for one in answer["top"]] == made["top"]["id"].tolist()
@@ -146,30 +147,30 @@ def test_spotlights_and_the_python_that_makes_them(pictures: Questions, layer: s
     assert sum(answer["timeline"]["total"]) == pytest.approx(sum(one["total"] for one in answer["totals"]))
 
 
-def test_top_images_are_those_of_their_ids(pictures: Questions) -> None:
-    answer = pictures.ask("spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
+def test_top_images_are_those_of_their_ids(pictures: Api) -> None:
+    answer = asked(pictures, "spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
     shown = pictures.exhibit.pictures
     assert shown is not None
     assert [one["pixels"] for one in answer["top"]] == [shown.training(one["tags"]["id"]) for one in answer["top"]]
     assert answer["top"][0]["class"] in range(6)
 
 
-def test_a_prompt_is_answered_token_by_token(language: Questions) -> None:
-    answer = language.ask("predict", {"input": {"prompt": "the wolf", "token": 2}})
+def test_a_prompt_is_answered_token_by_token(language: Api) -> None:
+    answer = asked(language, "predict", {"input": {"prompt": "the wolf", "token": 2}})
     assert (answer["tokens"], answer["token"], answer["separator"]) == (list("the wolf"), 2, "")
     assert len(answer["expected"]) == 10
     vocabulary = language.exhibit.text.vocabulary  # type: ignore[union-attr]
     probabilities = run_python(answer)["probabilities"][0]
     for one in answer["expected"]:
         assert one["probability"] == pytest.approx(float(probabilities[vocabulary.index(one["token"])]), rel=1e-5)
-    shorter = language.ask("predict", {"input": {"prompt": "the"}})
+    shorter = asked(language, "predict", {"input": {"prompt": "the"}})
     assert shorter["expected"] == answer["expected"]
 
 
 @pytest.mark.parametrize("summed", [True, False])
-def test_passages_and_the_python_that_makes_them(language: Questions, summed: bool) -> None:
+def test_passages_and_the_python_that_makes_them(language: Api, summed: bool) -> None:
     body = {"input": {"prompt": "the wolf"}, "layer": "lstm.l0", "summed": summed, "most": 3}
-    answer = language.ask("passages", body)
+    answer = asked(language, "passages", body)
     made = run_python(answer)["found"]
     assert [one["score"] for one in answer["passages"]] == pytest.approx([one.score for one in made], rel=1e-5)
     assert [one["tokens"] for one in answer["passages"]] == [list(one.tokens) for one in made]
@@ -180,37 +181,37 @@ def test_passages_and_the_python_that_makes_them(language: Questions, summed: bo
         assert (one["visits"] is None) != summed
 
 
-def test_a_merged_run_says_what_it_cannot_do(merged: Questions) -> None:
-    run = merged.ask("run", {})
+def test_a_merged_run_says_what_it_cannot_do(merged: Api) -> None:
+    run = asked(merged, "run", {})
     assert run["kind"] == "text"
     assert "keys only" in run["cannot"]["mute"]
     assert "no training time" in run["cannot"]["time"]
     prompt = {"prompt": "the wolf"}
-    assert merged.ask("passages", {"input": prompt, "layer": "lstm.l0"})["passages"]
+    assert asked(merged, "passages", {"input": prompt, "layer": "lstm.l0"})["passages"]
     with pytest.raises(QueryError, match="sums over all visits"):
-        merged.ask("passages", {"input": prompt, "layer": "lstm.l0", "summed": False})
+        asked(merged, "passages", {"input": prompt, "layer": "lstm.l0", "summed": False})
     with pytest.raises(Refused, match="nothing can be muted"):
-        merged.ask("mute", {"input": prompt, "mute": [{"positions": [0, 5]}]})
-    assert merged.ask("jobs", {})["certificate"]["keys_only"]
+        asked(merged, "mute", {"input": prompt, "mute": [{"positions": [0, 5]}]})
+    assert asked(merged, "jobs", {})["certificate"]["keys_only"]
 
 
 def test_rows_of_numbers_are_shown_as_such(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
-    bare = Questions(open_exhibit(path), prepare=False)
-    run = bare.ask("run", {})
+    bare = Api(open_exhibit(path), prepare=False)
+    run = asked(bare, "run", {})
     assert (run["kind"], run["inputs"], run["classes"]) == ("rows", None, [])
     assert {one["what"] for one in run["missing"]} == {"model", "inputs"}
     assert "pass --model PACKAGE:FACTORY" in run["cannot"]["spotlight"]
     with pytest.raises(Refused, match="pass --model"):
-        bare.ask("predict", {"input": {"index": 0}})
+        asked(bare, "predict", {"input": {"index": 0}})
 
     named = Named(model=runs.ROWS.model, inputs=path / "mine.npy")
-    for questions in prepared(path, named):
-        answer = questions.ask("spotlight", {"input": {"index": 2}, "layer": "0", "per": "sensor", "top": 2})
+    for api in prepared(path, named):
+        answer = asked(api, "spotlight", {"input": {"index": 2}, "layer": "0", "per": "sensor", "top": 2})
         assert {one["tags"]["sensor"] for one in answer["top"]} == {0, 1}
         assert set(answer["absent"]) == {"curves", "totals"}
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
-        assert questions.ask("predict", {"input": {"index": 2}})["values"] == pytest.approx(
+        assert asked(api, "predict", {"input": {"index": 2}})["values"] == pytest.approx(
             np.load(path / "mine.npy")[2].tolist()
         )
 
@@ -222,34 +223,34 @@ def test_training_images_that_are_not_there_are_asked_for(tmp_path: Path) -> Non
     exhibit = open_exhibit(path, runs.PICTURES)
     assert exhibit.kind == "images"
     assert "training_images=..." in exhibit.missing["training images"]
-    questions = Questions(exhibit, prepare=False)
-    answer = questions.ask("spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
+    api = Api(exhibit, prepare=False)
+    answer = asked(api, "spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
     assert {one["pixels"] for one in answer["top"]} == {None}
-    shown = questions.ask("predict", {"input": {"index": 0}})
+    shown = asked(api, "predict", {"input": {"index": 0}})
     assert (shown["label"], shown["class"], shown["task"]) == (None, None, None)
-    assert questions.ask("inputs", {})["total"] == 12
+    assert asked(api, "inputs", {})["total"] == 12
     with pytest.raises(Refused, match="needs the model and labels"):
-        questions.ask("inputs", {"outcome": "wrong"})
+        asked(api, "inputs", {"outcome": "wrong"})
 
 
 def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
     np.save(path / "pairs.npy", torch.randn(2, 3, 6).numpy())
-    for questions in prepared(path, Named(model=runs.ROWS.model, inputs=path / "pairs.npy")):
-        answer = questions.ask("spotlight", {"input": {"index": 1}, "layer": "0", "top": 5})
+    for api in prepared(path, Named(model=runs.ROWS.model, inputs=path / "pairs.npy")):
+        answer = asked(api, "spotlight", {"input": {"index": 1}, "layer": "0", "top": 5})
         assert answer["note"].startswith("summed over the 3 rows")
-        memory, model = questions.exhibit.memory, questions.exhibit.network
+        memory, model = api.exhibit.memory, api.exhibit.network
         assert model is not None
         each = memory.attend(model, torch.from_numpy(np.load(path / "pairs.npy")[1:2]))["0"].top(40)
         sums = {slot: each["score"][each["slot"] == slot].sum() for slot in each["slot"]}
         for one in answer["top"]:
             assert one["score"] == pytest.approx(sums[one["slot"]], rel=1e-4)
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
-        assert "output for each class" in questions.exhibit.cannot["predict"]
-        shown = questions.ask("predict", {"input": {"index": 1}})
+        assert "output for each class" in api.exhibit.cannot["predict"]
+        shown = asked(api, "predict", {"input": {"index": 1}})
         assert (len(shown["values"]), shown["probabilities"], shown["predicted"]) == (18, None, None)
         with pytest.raises(Refused, match="output for each class"):
-            questions.ask("history", {"input": {"index": 1}})
+            asked(api, "history", {"input": {"index": 1}})
 
 
 def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
@@ -268,11 +269,11 @@ def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
                     recorder.sync()
     np.save(tmp_path / "inputs.npy", torch.randn(2, 20).numpy())
     named = Named(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
-    for questions in prepared(tmp_path / "run", named):
-        at = {step: questions.ask("predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
+    for api in prepared(tmp_path / "run", named):
+        at = {step: asked(api, "predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
         assert (at[4]["note"], at[8]["note"]) == (None, None)
         assert at[6]["note"] == "parameters that were not recorded are those of step 4: '1.bias', '1.weight'"
-        assert questions.stops == [0, 4, 8]
+        assert api.stops == [0, 4, 8]
         assert_close(torch.tensor([at[6]["probabilities"]]), run_python(at[6])["probabilities"])
 
 
@@ -282,13 +283,13 @@ def normalised() -> torch.nn.Module:
 
 def test_keys_alone_have_spotlights_but_nothing_to_mute(tmp_path: Path) -> None:
     path = runs.pictures(tmp_path / "keys", values=False)
-    for questions in prepared(path, runs.PICTURES):
-        assert questions.ask("spotlight", {"input": {"index": 1}, "layer": "2"})["top"]
-        assert questions.ask("predict", {"input": {"index": 1}, "step": 12})["step"] == 12
+    for api in prepared(path, runs.PICTURES):
+        assert asked(api, "spotlight", {"input": {"index": 1}, "layer": "2"})["top"]
+        assert asked(api, "predict", {"input": {"index": 1}, "step": 12})["step"] == 12
         with pytest.raises(QueryError, match="keys only"):
-            questions.ask("predict", {"input": {"index": 1}, "step": 7})
+            asked(api, "predict", {"input": {"index": 1}, "step": 7})
         with pytest.raises(Refused, match="keys only"):
-            questions.ask("mute", {"input": {"index": 1}, "mute": [{"label": [1]}]})
+            asked(api, "mute", {"input": {"index": 1}, "mute": [{"label": [1]}]})
 
 
 def test_what_a_run_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

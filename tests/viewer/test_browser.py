@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from dualform.experiments import demo
 from dualform.experiments.language.training import MERGED
+from dualform.viewer.api import Api
 from dualform.viewer.exhibit import Exhibit, Named, open_exhibit
-from dualform.viewer.questions import Questions
 from tests.cli.conftest import call
 from tests.viewer import runs
 from tests.viewer.browser import PATIENCE, launched, opened, part
@@ -55,8 +55,8 @@ def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def address(exhibit: Exhibit) -> Iterator[str]:
-    questions = Questions(exhibit)
-    with served(questions) as port:
+    api = Api(exhibit)
+    with served(api) as port:
         yield f"http://127.0.0.1:{port}/"
 
 
@@ -325,10 +325,10 @@ def test_panels_are_saved_as_files(browser: Browser, site: str) -> None:
 
 
 def test_a_server_that_went_away_is_noticed(browser: Browser, tmp_path: Path) -> None:
-    questions = Questions(open_exhibit(runs.pictures(tmp_path / "run"), runs.PICTURES))
+    api = Api(open_exhibit(runs.pictures(tmp_path / "run"), runs.PICTURES))
     context = browser.new_context()
     page = context.new_page()  # not watched: it will say that requests failed
-    with served(questions) as port:
+    with served(api) as port:
         page.goto(f"http://127.0.0.1:{port}/#spotlight?input=1")
         expect(part(page, "prediction")).to_contain_text("The model says")
     part(page, "mute-class", **{"class": 1}).click()

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import dualform
-from dualform.errors import QueryError, UnknownName
-from dualform.viewer.asked import Asked
+from dualform.errors import QueryError, Refused, UnknownName
+from dualform.viewer.api import Api
 from dualform.viewer.exhibit import Exhibit, open_exhibit
 from dualform.viewer.muting import Muting
-from dualform.viewer.questions import Questions, Refused
+from dualform.viewer.requests import MuteRequest
 from tests.viewer import runs
+from tests.viewer.runs import asked
 from tests.viewer.test_answers import run_python
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -48,7 +49,7 @@ def muting(exhibit: Exhibit) -> Muting:
 
 
 def ask(muting: Muting, sets: list[dict[str, Any]], index: int = 4) -> dict[str, Any]:
-    return muting.mute(Asked({"input": {"index": index}, "mute": sets}, "mute"))
+    return muting.mute(MuteRequest.parse({"input": {"index": index}, "mute": sets}))
 
 
 def naive(memory: dualform.Memory, sets: list[dict[str, Any]]) -> dualform.Memory:
@@ -122,7 +123,7 @@ def test_classes_whose_weights_would_not_fit_are_read(
     monkeypatch.setattr(exhibit.memory, "group_weights", too_many)
     reading.prepare()
     sets: list[dict[str, Any]] = [{"label": [1]}, {"steps": [3, 9]}, {"task": ["triangles"]}]
-    assert not reading.is_quick({"mute": sets[:1]})
+    assert reading.reads_slots(MuteRequest.parse({"input": {"index": 4}, "mute": sets[:1]}))
     found, expected = ask(reading, sets), ask(muting, sets)
     assert found["slots"] == expected["slots"]
     assert found["after"]["probabilities"] == pytest.approx(expected["after"]["probabilities"], abs=1e-4)
@@ -138,11 +139,11 @@ def test_what_there_is_not_cannot_be_muted(muting: Muting, sets: list[dict[str, 
 
 def test_a_document_is_muted(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = runs.language(tmp_path_factory.mktemp("run") / "language")
-    questions = Questions(open_exhibit(path), prepare=False)
+    api = Api(open_exhibit(path), prepare=False)
     body = {"input": {"prompt": "the wolf"}, "mute": [{"positions": [0, 2 * len(runs.FABLE)]}]}
-    answer = questions.ask("mute", body)
+    answer = asked(api, "mute", body)
     probabilities = run_python(answer)["probabilities"][0]
-    vocabulary = questions.exhibit.text.vocabulary  # type: ignore[union-attr]
+    vocabulary = api.exhibit.text.vocabulary  # type: ignore[union-attr]
     assert [one["token"] for one in answer["before"]["expected"]] == [
         one["token"] for one in answer["after"]["expected"]
     ]
@@ -151,5 +152,5 @@ def test_a_document_is_muted(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert one["probability"] == pytest.approx(expected, rel=1e-2, abs=1e-4)
     muted, every = answer["slots"]["lstm.l0"]
     assert 0 < muted < every
-    assert not questions._muting.is_quick(body)
-    questions.close()
+    assert api._muting.reads_slots(MuteRequest.parse(body))
+    api.close()

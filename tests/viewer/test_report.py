@@ -8,7 +8,7 @@ import torch
 from dualform.inputs import INPUTS, save_inputs
 from dualform.viewer.exhibit import Named, open_exhibit
 from dualform.viewer.listing import class_of
-from dualform.viewer.report import chosen_for
+from dualform.viewer.report import default_inputs
 from tests.viewer import runs
 
 
@@ -18,7 +18,7 @@ def test_it_is_about_all_tasks_and_many_classes(tmp_path: Path) -> None:
     assert exhibit.inputs.tasks is not None
     assert exhibit.outputs is not None
     assert exhibit.outputs.right is not None
-    chosen = list(chosen_for(exhibit).inputs)
+    chosen = list(default_inputs(exhibit).indices)
     right = exhibit.outputs.right[chosen].tolist()
     assert right == sorted(right)
     for outcome in (False, True):
@@ -35,9 +35,9 @@ def test_slots_need_no_labels_for_it(tmp_path: Path) -> None:
     save_inputs(path, inputs=torch.tensor(np.load(path / "mine.npy")), labels=torch.tensor([0, 1, 0]))
     exhibit = open_exhibit(path, Named(model=runs.ROWS.model, inputs=path / INPUTS))
     assert not exhibit.classes.every
-    assert sorted(chosen_for(exhibit).inputs) == [0, 1, 2]
+    assert sorted(default_inputs(exhibit).indices) == [0, 1, 2]
 
 
 def test_without_a_model_it_is_about_the_first_inputs(tmp_path: Path) -> None:
     exhibit = open_exhibit(runs.pictures(tmp_path / "pictures"))
-    assert list(chosen_for(exhibit).inputs) == list(range(8))
+    assert list(default_inputs(exhibit).indices) == list(range(8))

@@ -9,8 +9,9 @@
 // answer that is no longer wanted is aborted and never shown. While a pen moves (`drawing`) there is one question in flight
 // at all, which is let through, and the newest follows it: a picture that lags a little is better than none until the pen
 // rests. Items that are `live` keep up with the pen; the others wait until it rests.
-import {ask, canonical} from "viewer/ask";
+import {ask} from "viewer/ask";
 import {jobs} from "viewer/jobs";
+import {keyOf} from "viewer/requests";
 
 const REST = 250; // ms without a movement after which the pen rests
 const LANES = ["quick", "slow"];
@@ -55,7 +56,7 @@ export class Agenda {
 
   #want(item, now, drawing) {
     const question = item.wanted(now);
-    const key = question && `${question[0]} ${canonical(question[1])}`;
+    const key = question && keyOf(...question);
     if (key === item.key) return;
     item.key = key;
     item.open = question;

@@ -1,10 +1,9 @@
-// Questions, to the server or to the answers inside a report.
+// Asking: of the server, or of the answers inside a report.
 //
-//     const answer = await ask("predict", questions.predict({index: 12}), {signal});
+//     const answer = await ask("predict", {input: {index: 12}}, {signal});
 //
-// A report holds its answers in <script type="application/json" id="answers">, by the question's name, a space and the body
-// as JSON with sorted keys and no spaces. The functions in `questions` give bodies with every entry, so that there is one
-// way to write each of them.
+// A report holds its answers in <script type="application/json" id="answers">, by the keys of requests.
+import {complete, keyOf} from "viewer/requests";
 
 const REPORT = document.getElementById("answers");
 const ANSWERS = REPORT ? JSON.parse(REPORT.textContent) : null;
@@ -15,7 +14,6 @@ const remembered = new Map();
 const lossListeners = new Set();
 
 export const inReport = ANSWERS !== null;
-export const PAGE_OF_INPUTS = 60;
 
 /** What went wrong: `status` of the answer (0 if there was none) and, while something is being prepared, its `job`. */
 export class AskError extends Error {
@@ -27,38 +25,6 @@ export class AskError extends Error {
   }
 }
 
-export const questions = {
-  run: () => ({}),
-  jobs: () => ({}),
-  inputs: (wanted = {}) => ({start: 0, count: PAGE_OF_INPUTS, class: null, outcome: null, search: "", ...wanted}),
-  predict: (input, step = null) => ({input, step}),
-  history: (input) => ({input}),
-  spotlight: (input, layer, per = null) => ({input, layer, per, top: 12, curve: 500}),
-  mute: (input, sets) => ({input, mute: sets}),
-  passages: (input, layer, summed = true) => ({input, layer, summed, most: 5}),
-};
-
-/** The input a state is about, as questions name it; null when it is about none. */
-export function inputOf(now) {
-  if (now.page === "prompt") return now.prompt === null ? null : promptOf(now);
-  if (typeof now.input === "number") return {index: now.input};
-  const drawn = now.input?.slice("drawn:".length);
-  return drawn ? {drawn} : null;
-}
-
-function promptOf(now) {
-  return now.token === null ? {prompt: now.prompt} : {prompt: now.prompt, token: now.token};
-}
-
-export function canonical(value) {
-  if (Array.isArray(value)) return `[${value.map(canonical).join(",")}]`;
-  if (value === null || typeof value !== "object") return JSON.stringify(value);
-  return `{${Object.keys(value)
-    .sort()
-    .map((key) => `${JSON.stringify(key)}:${canonical(value[key])}`)
-    .join(",")}}`;
-}
-
 /** Call back with true when the server does not answer any more, and with false when it does again. */
 export function onLost(listener) {
   lossListeners.add(listener);
@@ -68,12 +34,12 @@ function lost(yes) {
   for (const listener of lossListeners) listener(yes);
 }
 
-export async function ask(question, body = {}, {signal} = {}) {
-  if (inReport) return fromReport(question, body);
-  const key = `${question} ${canonical(body)}`;
+export async function ask(name, body = {}, {signal} = {}) {
+  if (inReport) return fromReport(name, complete(name, body));
+  const key = keyOf(name, body);
   if (remembered.has(key)) return remembered.get(key);
-  const answer = await fromServer(question, body, signal);
-  if (!CHANGING.has(question)) remember(key, answer);
+  const answer = await fromServer(name, body, signal);
+  if (!CHANGING.has(name)) remember(key, answer);
   return answer;
 }
 
@@ -82,19 +48,19 @@ function remember(key, answer) {
   if (remembered.size > KEPT) remembered.delete(remembered.keys().next().value);
 }
 
-async function fromServer(question, body, signal) {
-  const response = await reach(question, body, signal);
+async function fromServer(name, body, signal) {
+  const response = await reach(name, body, signal);
   const answer = await response.json().catch(() => null);
   if (response.ok && answer !== null) return answer;
   signal?.throwIfAborted();
-  const message = answer?.error ?? `The server answered ${response.status} to the question "${question}".`;
+  const message = answer?.error ?? `The server answered ${response.status} to the request "${name}".`;
   throw new AskError(message, {status: response.status, job: answer?.job ?? null});
 }
 
-async function reach(question, body, signal) {
+async function reach(name, body, signal) {
   const request = {method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify(body), signal};
   try {
-    const response = await fetch(`/api/${question}`, request);
+    const response = await fetch(`/api/${name}`, request);
     lost(false);
     return response;
   } catch (error) {
@@ -104,16 +70,16 @@ async function reach(question, body, signal) {
   }
 }
 
-function fromReport(question, body) {
-  if (question === "inputs") return listedInReport(body);
-  const answer = ANSWERS[`${question} ${canonical(body)}`];
+function fromReport(name, body) {
+  if (name === "inputs") return listedInReport(body);
+  const answer = ANSWERS[keyOf(name, body)];
   if (answer === undefined) throw new AskError(NOT_IN_REPORT, {status: 404});
   return answer;
 }
 
 // A report holds one list; its filters are applied here.
 function listedInReport(body) {
-  const all = Object.entries(ANSWERS).find(([key]) => key.startsWith("inputs "))?.[1].inputs ?? [];
+  const all = ANSWERS[keyOf("inputs", {})]?.inputs ?? [];
   const fits = all.filter((input) => fitsFilters(input, body));
   return {total: fits.length, inputs: fits.slice(body.start, body.start + body.count)};
 }
@@ -125,4 +91,10 @@ function fitsFilters(input, {class: wanted, outcome, search}) {
     (outcome === null || (input.predicted !== null && right === (outcome === "right"))) &&
     String(input.index).includes(search)
   );
+}
+
+/** The inputs that a report can predict, as requests name them. */
+export function inputsInReport() {
+  const keys = Object.keys(ANSWERS).filter((key) => key.startsWith("predict "));
+  return keys.map((key) => JSON.parse(key.slice("predict ".length)).input);
 }

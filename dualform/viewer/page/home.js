@@ -1,5 +1,5 @@
 // The first page: the run at a glance, and its test inputs, wrong ones first.
-import {inReport, PAGE_OF_INPUTS} from "viewer/ask";
+import {inReport} from "viewer/ask";
 import {outputName} from "viewer/classes";
 import {canDraw} from "viewer/drawpad";
 import {certificatePanel, factsPanel, missingPanel} from "viewer/facts";
@@ -11,6 +11,7 @@ import {taskColour} from "viewer/palette";
 import {panel} from "viewer/panel";
 import {button, dotted, reason} from "viewer/parts";
 import {picture} from "viewer/picture";
+import {INPUTS_AT_ONCE} from "viewer/requests";
 import {state, toHash} from "viewer/state";
 import {trainingPanel} from "viewer/training";
 import {className, el, number, percent} from "viewer/words";
@@ -154,7 +155,7 @@ function inputList(run) {
       const {total, inputs} = await pageOf(now, pages);
       if (mine !== turn) return;
       const make = run.image ? thumb : textRow;
-      const items = inputs.map((input, k) => make(run, input, pages * PAGE_OF_INPUTS + k));
+      const items = inputs.map((input, k) => make(run, input, pages * INPUTS_AT_ONCE + k));
       if (pages === 0) grid.replaceChildren(...items);
       else grid.append(...items);
       listed = [...(pages === 0 ? [] : listed), ...inputs.map(({pixels, ...facts}) => facts)];
@@ -163,7 +164,7 @@ function inputList(run) {
       const order = now.outcome === null && inputs.some(isWrong) ? ", wrong ones first" : "";
       count.textContent = `${number(total)} ${total === 1 ? "input" : "inputs"}${order}`;
       if (!total) grid.replaceChildren(nothingFits());
-      more.hidden = pages * PAGE_OF_INPUTS >= total;
+      more.hidden = pages * INPUTS_AT_ONCE >= total;
       if (!inputs.length) return;
     }
   }
@@ -172,7 +173,7 @@ function inputList(run) {
     chosen.update(now);
     const wanted = JSON.stringify([now.class, now.outcome, now.search]);
     if (wanted !== key || again) [key, pages, turn] = [wanted, 0, turn + 1];
-    const upto = Math.min(Math.floor(now.start / PAGE_OF_INPUTS), MOST_PAGES - 1);
+    const upto = Math.min(Math.floor(now.start / INPUTS_AT_ONCE), MOST_PAGES - 1);
     loaded(now, upto);
   }
 
@@ -185,7 +186,7 @@ function inputList(run) {
 
   more.addEventListener("click", async () => {
     await loaded(state.get(), pages);
-    state.set({start: (pages - 1) * PAGE_OF_INPUTS}, {replace: true});
+    state.set({start: (pages - 1) * INPUTS_AT_ONCE}, {replace: true});
   });
   return {element: card.element, update};
 }

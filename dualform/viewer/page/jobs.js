@@ -2,7 +2,7 @@
 //
 //     jobs.subscribe((answer) => ...);         // called at once with the latest answer, if there is one
 //     await jobs.done("mute");                 // also begins to ask again, for work that started later
-import {ask, inReport, questions} from "viewer/ask";
+import {ask, inReport} from "viewer/ask";
 
 const EVERY = 500; // ms
 let latest = null;
@@ -17,7 +17,7 @@ function finished(name) {
 
 async function look() {
   try {
-    latest = await ask("jobs", questions.jobs());
+    latest = await ask("jobs");
     for (const listener of [...listeners]) listener(latest);
   } catch {
     // ask has told the page that the server is gone; it is asked again, as it may come back

@@ -1,5 +1,6 @@
 // The list of test inputs under the filters of the state, by pages: what the home page shows and the arrow keys go through.
-import {ask, PAGE_OF_INPUTS, questions} from "viewer/ask";
+import {ask} from "viewer/ask";
+import {INPUTS_AT_ONCE} from "viewer/requests";
 
 const SEARCHED = 5; // pages that are looked through for an input whose place is not known
 
@@ -17,7 +18,7 @@ export function pageOf(now, k) {
   if (wanted !== key) [key, pages] = [wanted, new Map()];
   if (!pages.has(k)) {
     const kept = pages;
-    const page = ask("inputs", questions.inputs({...filters, start: k * PAGE_OF_INPUTS}));
+    const page = ask("inputs", {...filters, start: k * INPUTS_AT_ONCE});
     kept.set(k, page);
     page.catch(() => kept.delete(k));
   }
@@ -30,8 +31,8 @@ export function forgetListing() {
 }
 
 async function at(now, place) {
-  const page = await pageOf(now, Math.floor(place / PAGE_OF_INPUTS));
-  return page.inputs[place % PAGE_OF_INPUTS] ?? null;
+  const page = await pageOf(now, Math.floor(place / INPUTS_AT_ONCE));
+  return page.inputs[place % INPUTS_AT_ONCE] ?? null;
 }
 
 async function placeOf(now) {
@@ -39,8 +40,8 @@ async function placeOf(now) {
   for (let k = 0; k < SEARCHED; k += 1) {
     const {total, inputs} = await pageOf(now, k);
     const found = inputs.findIndex((input) => input.index === now.input);
-    if (found >= 0) return k * PAGE_OF_INPUTS + found;
-    if ((k + 1) * PAGE_OF_INPUTS >= total) break;
+    if (found >= 0) return k * INPUTS_AT_ONCE + found;
+    if ((k + 1) * INPUTS_AT_ONCE >= total) break;
   }
   return null;
 }

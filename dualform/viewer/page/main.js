@@ -1,5 +1,5 @@
 // Starts the page: reads the run, fills the head, and shows the page that the address names.
-import {ask, onLost, questions} from "viewer/ask";
+import {ask, onLost} from "viewer/ask";
 import {fillHeader} from "viewer/header";
 import * as home from "viewer/home";
 import {jobs} from "viewer/jobs";
@@ -43,7 +43,7 @@ function explain(error) {
 }
 
 async function start() {
-  const run = await ask("run", questions.run());
+  const run = await ask("run");
   const pages = {home, spotlight};
   if (run.kind === "text") {
     delete pages.spotlight;

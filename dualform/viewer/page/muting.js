@@ -1,13 +1,14 @@
 // What is muted, as changes of the state: sets of slots that are switched on and off, and the way back.
 //
 //     toggleSet({label: [3]});     toggleId(4711);     undo();     clear();
-import {canonical, inReport} from "viewer/ask";
-import {MOST_SETS, state} from "viewer/state";
+import {inReport} from "viewer/ask";
+import {canonical, MAX_MUTE_SETS} from "viewer/requests";
+import {state} from "viewer/state";
 
 const past = []; // what was muted before each change, for undo
 
 function change(sets) {
-  if (sets.length > MOST_SETS) return;
+  if (sets.length > MAX_MUTE_SETS) return;
   past.push(state.get().mute);
   state.set({mute: sets});
 }

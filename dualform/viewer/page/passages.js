@@ -4,7 +4,7 @@
 //   part.update({layer, summed, mute});            // what is pressed and muted; passages come by part.show
 //
 // Shades are alpha over the page's background, so that they read well on light and dark pages.
-import {inReport, questions} from "viewer/ask";
+import {inReport} from "viewer/ask";
 import {link} from "viewer/linked";
 import {hasSet, toggleSet} from "viewer/muting";
 import {panel} from "viewer/panel";
@@ -62,7 +62,7 @@ export function passagesPart(run) {
   let mute = [];
   return {
     element,
-    wanted: ({input, layer, summed}) => ["passages", questions.passages(input, layer, summed)],
+    wanted: ({input, layer, summed}) => ["passages", {input, layer, summed}],
     lane: "quick",
     what: "Comparing the token with every slot of the layer …",
     show({passages, python}) {

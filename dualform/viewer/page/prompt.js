@@ -3,11 +3,12 @@
 //   const page = show(container, run);
 //   page.update(state.get());
 import {Agenda} from "viewer/agenda";
-import {canonical, inputOf, inReport, questions} from "viewer/ask";
+import {inReport} from "viewer/ask";
 import {expectedPart} from "viewer/expected";
 import {passagesPart} from "viewer/passages";
 import {promptPart, promptsInReport} from "viewer/prompt_tokens";
 import {trayPart} from "viewer/prompt_tray";
+import {canonical, inputOf} from "viewer/requests";
 import {state} from "viewer/state";
 import {el} from "viewer/words";
 
@@ -25,7 +26,7 @@ export function show(container, run) {
     lane: "quick",
     busy: expected.busy,
     clear: expected.clear,
-    wanted: ({input}) => input && ["predict", questions.predict(input)],
+    wanted: ({input}) => input && ["predict", {input}],
     show(answer) {
       read = canonical(asked.input);
       subject.tokens(answer);

@@ -1,5 +1,5 @@
 // The prompt, as text to write and as tokens to choose from; in a report, the prompts that it holds.
-import {inReport} from "viewer/ask";
+import {inputsInReport, inReport} from "viewer/ask";
 import {panel} from "viewer/panel";
 import {visible} from "viewer/passages";
 import {state} from "viewer/state";
@@ -13,10 +13,8 @@ let reported = null;
 export function promptsInReport() {
   if (reported) return reported;
   const found = new Map();
-  for (const key of Object.keys(JSON.parse(document.getElementById("answers").textContent))) {
-    const input = key.startsWith("predict ") ? JSON.parse(key.slice("predict ".length)).input : {};
-    if (input.prompt) found.set(input.prompt, [...(found.get(input.prompt) ?? []), input.token ?? null]);
-  }
+  for (const {prompt, token} of inputsInReport())
+    if (prompt) found.set(prompt, [...(found.get(prompt) ?? []), token]);
   reported = found;
   return found;
 }

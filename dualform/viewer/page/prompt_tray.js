@@ -1,5 +1,5 @@
 // What a language model would expect without what is muted. It stays in sight at the foot of the page.
-import {inReport, questions} from "viewer/ask";
+import {inReport} from "viewer/ask";
 import {bar, share} from "viewer/expected";
 import {link} from "viewer/linked";
 import {clear, toggleSet, undo} from "viewer/muting";
@@ -52,7 +52,7 @@ export function trayPart(run) {
     chips.replaceChildren(...mute.map(chip));
   };
   const what = `Adding up what is left of the weights${adam ? ", step by step as Adam did. This can take a while" : ""} …`;
-  const wanted = ({input, mute}) => (mute.length && !run.cannot.mute ? ["mute", questions.mute(input, mute)] : null);
+  const wanted = ({input, mute}) => (mute.length && !run.cannot.mute ? ["mute", {input, mute}] : null);
   const busy = (text) => {
     if (text) honest.textContent = HONEST; // how many slots are muted comes with the answer
     frame.busy(text);

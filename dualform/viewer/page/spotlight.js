@@ -1,5 +1,4 @@
 // The spotlight on one input: what the model says, which training slots every layer attends to, and what if they were muted.
-import {inputOf, questions} from "viewer/ask";
 import {Agenda} from "viewer/agenda";
 import {bars, curves} from "viewer/chart";
 import {classRole, classSet} from "viewer/classes";
@@ -9,6 +8,7 @@ import {toggleSet} from "viewer/muting";
 import {classColour} from "viewer/palette";
 import {panel} from "viewer/panel";
 import {reason} from "viewer/parts";
+import {inputOf} from "viewer/requests";
 import {state} from "viewer/state";
 import {subjectPanel} from "viewer/subject";
 import {attentionPanel, scrubberPanel, stepBanner} from "viewer/time";
@@ -105,7 +105,7 @@ function plan(run, agenda, parts) {
   const {subject, layers, charts, attention, scrubber, tray, banner} = parts;
   const spot = (now, layer) => {
     const input = inputOf(now);
-    return input && ["spotlight", questions.spotlight(input, layer, perOf(run, now))];
+    return input && ["spotlight", {input, layer, per: perOf(run, now)}];
   };
   const many =
     (name, ...targets) =>
@@ -115,7 +115,7 @@ function plan(run, agenda, parts) {
     live: true,
     lane: "quick",
     what: "asking the model …",
-    wanted: (now) => inputOf(now) && ["predict", questions.predict(inputOf(now), now.step)],
+    wanted: (now) => inputOf(now) && ["predict", {input: inputOf(now), step: now.step}],
     show: (answer) => {
       subject.show(answer);
       banner.show(answer);
@@ -129,7 +129,7 @@ function plan(run, agenda, parts) {
   agenda.add({
     live: true,
     lane: "quick",
-    wanted: (now) => inputOf(now) && ["predict", questions.predict(inputOf(now))],
+    wanted: (now) => inputOf(now) && ["predict", {input: inputOf(now)}],
     show: marked,
     clear: () => marked(null),
   });
@@ -152,7 +152,7 @@ function plan(run, agenda, parts) {
     what: "taking slots away …",
     needs: prepared,
     wanted: (now) =>
-      now.mute.length && !run.cannot.mute && inputOf(now) ? ["mute", questions.mute(inputOf(now), now.mute)] : null,
+      now.mute.length && !run.cannot.mute && inputOf(now) ? ["mute", {input: inputOf(now), mute: now.mute}] : null,
     show: tray.show,
     busy: tray.busy,
     fail: tray.fail,
@@ -164,7 +164,7 @@ function plan(run, agenda, parts) {
   agenda.add({
     what: "asking the model as it was …",
     wanted: (now) =>
-      run.cannot.time || run.cannot.predict || !inputOf(now) ? null : ["history", questions.history(inputOf(now))],
+      run.cannot.time || run.cannot.predict || !inputOf(now) ? null : ["history", {input: inputOf(now)}],
     show: scrubber.show,
     busy: scrubber.busy,
     fail: scrubber.fail,

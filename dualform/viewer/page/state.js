@@ -27,8 +27,6 @@ const NUMBERS = new Set(["step", "token", "class", "start"]);
 const RANGES = new Set(["steps", "positions"]);
 const WRITE_EVERY = 300; // ms: browsers refuse an address that changes with every movement of a pen
 
-export const MOST_SETS = 64;
-
 // Numbers stay bare; a text that looks like one is quoted, so that both come back as they were.
 function valueText(value) {
   if (typeof value === "number") return String(value);
