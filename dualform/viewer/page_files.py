@@ -1,7 +1,7 @@
 """The files of the page: read once, known by name, with what a browser has to be told of each.
 
     page = read_page()
-    page.files["main.js"].etag
+    page.files["core/state.js"].etag
     page.script_hash                # of the import map, the only code that stands in the page itself
 
 The page also holds the defaults and limits of requests, as data. A request for a file is looked up among the names
@@ -20,7 +20,7 @@ from dualform.viewer.requests import schema
 
 _DIRECTORY = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
+_NAME = re.compile(r"([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.[a-z]+")
 _MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
@@ -48,17 +48,17 @@ class Page:
 
 
 def read_page(directory: Path = _DIRECTORY) -> Page:
-    found = sorted(one for one in directory.iterdir() if one.suffix in _TYPES and _NAME.fullmatch(one.stem))
-    files = {one.name: File.of(one.read_bytes(), _TYPES[one.suffix]) for one in found}
+    """Read the files of a directory and of its folders."""
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.suffix in _TYPES and _NAME.fullmatch(name):
+            files[name] = File.of(path.read_bytes(), _TYPES[path.suffix])
     html = (directory / "index.html").read_text(encoding="utf-8")
-    html = html.replace("__IMPORT_MAP__", import_map([one.stem for one in found if one.suffix == ".js"]))
+    modules = {f"viewer/{name.removesuffix('.js')}": f"/page/{name}" for name in files if name.endswith(".js")}
+    html = html.replace("__IMPORT_MAP__", json_in_html({"imports": modules}))
     html = html.replace("__REQUESTS__", json_in_html(schema()))
     return Page(File.of(html.encode(), "text/html"), files, _script_hash(html))
-
-
-def import_map(modules: list[str]) -> str:
-    """Where a browser finds `viewer/NAME`."""
-    return json.dumps({"imports": {f"viewer/{name}": f"/page/{name}.js" for name in modules}})
 
 
 def json_in_html(content: Any) -> str:

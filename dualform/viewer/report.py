@@ -132,10 +132,10 @@ def html(answers: dict[str, Answer], page: Page | None = None) -> str:
     """The page with everything inside it."""
     page = page or read_page()
     text = page.index.content.decode()
-    styles = "\n".join(page.files[name].content.decode() for name in re.findall(r'href="/page/([\w.]+\.css)"', text))
+    styles = "\n".join(page.files[name].content.decode() for name in re.findall(r'href="/page/([\w/]+\.css)"', text))
     modules = {name: file.content for name, file in page.files.items() if name.endswith(".js")}
-    imports = {f"viewer/{Path(name).stem}": _data_url(content) for name, content in modules.items()}
-    text = re.sub(r'<link rel="stylesheet" href="/page/[\w.]+">\n?', "", text)
+    imports = {f"viewer/{name.removesuffix('.js')}": _data_url(content) for name, content in modules.items()}
+    text = re.sub(r'<link rel="stylesheet" href="/page/[\w/]+\.css">\n?', "", text)
     text = re.sub(r'<script type="importmap">.*?</script>\n?', "", text, flags=re.DOTALL)
     text = re.sub(r'<script type="module" src="/page/main\.js"></script>\n?', "", text)
     head = "\n".join([

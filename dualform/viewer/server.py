@@ -51,7 +51,7 @@ def make_app(questions: Answering, *, hosts: Hosts, page: Page | None = None) ->
     page = page or read_page()
     routes = [
         Route("/", _Shelf({"": page.index}).hand_out),
-        Route("/page/{name}", _Shelf(page.files).hand_out),
+        Route("/page/{name:path}", _Shelf(page.files).hand_out),
         Route("/favicon.ico", _no_icon),
         Route("/api/{name}", _Desk(questions).ask, methods=["POST"]),
     ]

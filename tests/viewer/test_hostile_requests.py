@@ -23,6 +23,11 @@ def port() -> Iterator[int]:
     "path",
     [
         "/page/../../etc/passwd",
+        "/page/core/../../server.py",
+        "/page/core%2f..%2f..%2fserver.py",
+        "/page/core//state.js",
+        "/page/core",
+        "/page/core/",
         "/page/../server.py",
         "/../../../etc/passwd",
         "//etc/passwd",

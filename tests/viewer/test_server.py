@@ -33,8 +33,11 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
     (tmp_path / "index.html").write_text('<script type="importmap"> __IMPORT_MAP__\n</script>ü')
-    (tmp_path / "main.js").write_text("import 'viewer/other'")
-    (tmp_path / "other.js").write_text("/* " + "long " * 2000 + "*/")
+    (tmp_path / "main.js").write_text("import 'viewer/core/other'")
+    (tmp_path / "core").mkdir()
+    (tmp_path / "od d").mkdir()
+    (tmp_path / "od d" / "state.js").write_text("odd")
+    (tmp_path / "core" / "other.js").write_text("/* " + "long " * 2000 + "*/")
     (tmp_path / "style.css").write_text("p {}")
     (tmp_path / "sign.svg").write_text("<svg/>")
     (tmp_path / "secret.py").write_text("secret")
@@ -59,7 +62,7 @@ def test_the_page_has_the_modules_there_are(port: int) -> None:
     assert found.status == 200
     assert found.headers["content-type"] == "text/html; charset=utf-8"
     assert script is not None
-    modules = {"viewer/main": "/page/main.js", "viewer/other": "/page/other.js"}
+    modules = {"viewer/main": "/page/main.js", "viewer/core/other": "/page/core/other.js"}
     assert json.loads(script[1]) == {"imports": modules}
 
 
@@ -70,14 +73,36 @@ def test_the_policy_names_the_import_map_as_it_stands(port: int) -> None:
     assert found.headers["content-security-policy"] == POLICY.format(f" 'sha256-{digest}'")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("main.js", ".js"), ("style.css", ".css"), ("sign.svg", ".svg")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("main.js", ".js"), ("core/other.js", ".js"), ("style.css", ".css"), ("sign.svg", ".svg")]
+)
 def test_files_have_their_types(port: int, name: str, kind: str) -> None:
     found = ask(port, "GET", f"/page/{name}")
     assert (found.status, found.headers["content-type"]) == (200, f"{TYPES[kind]}; charset=utf-8")
     assert found.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("name", ["secret.py", "od%20d.js", "index.html", "", "main", "MAIN.JS", "main.js/", "no.js"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "secret.py",
+        "od%20d.js",
+        "od%20d/state.js",
+        "index.html",
+        "",
+        "main",
+        "MAIN.JS",
+        "main.js/",
+        "no.js",
+        "other.js",
+        "core",
+        "core/",
+        "core//other.js",
+        "core/../main.js",
+        "../main.js",
+        "./main.js",
+    ],
+)
 def test_no_other_file_is_there(port: int, name: str) -> None:
     found = ask(port, "GET", f"/page/{name}")
     assert (found.status, found.error()) == (404, "there is nothing here")
@@ -105,7 +130,7 @@ def test_what_a_browser_has_is_not_sent_again(port: int, path: str) -> None:
     assert ask(port, "GET", path, headers={"If-None-Match": '"other"'}).body == first.body
 
 
-@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/other.js", "/favicon.ico"])
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/core/other.js", "/favicon.ico"])
 def test_head_is_get_without_a_body(port: int, path: str) -> None:
     whole, head = ask(port, "GET", path), ask(port, "HEAD", path)
     assert (head.status, head.body) == (whole.status, b"")
