@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import dualform
 from dualform.cli import app
-from dualform.viewer.exhibit import open_exhibit
+from dualform.viewer.opened_run import open_run
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -35,8 +35,8 @@ def test_the_python_of_the_readme_runs(
         exec(compile(block, "optimisers.md", "exec"), names)
     for block in blocks("python", VIEWER):
         exec(compile(block, "viewer.md", "exec"), names)
-    exhibit = open_exhibit("runs/mine")
-    assert (exhibit.kind, list(exhibit.missing)) == ("images", ["model"])
+    opened_run = open_run("runs/mine")
+    assert (opened_run.kind, list(opened_run.missing)) == ("images", ["model"])
     shown = re.sub(r"\d\.\de-\d\d", "N", capsys.readouterr().out.strip())
     promised = re.sub(r"\d\.\de-\d\d", "N", blocks("text")[0].strip())
     assert shown == promised

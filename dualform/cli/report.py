@@ -10,7 +10,7 @@ from dualform.cli.companions import ClassNames, ImageShape, InputFile, Model, na
 from dualform.errors import QueryError, RunExists
 
 if TYPE_CHECKING:
-    from dualform.viewer.exhibit import Exhibit
+    from dualform.viewer.opened_run import OpenedRun
     from dualform.viewer.report import ReportInputs
 
 
@@ -38,11 +38,11 @@ def report(
     from dualform import terminal
     from dualform.viewer import report as reports
     from dualform.viewer.api import Api
-    from dualform.viewer.exhibit import open_exhibit
+    from dualform.viewer.opened_run import open_run
 
-    exhibit = open_exhibit(run, named(model, inputs, class_names, image_shape))
-    chosen = _chosen(exhibit, index, prompt)
-    api = Api(exhibit, prepare=False)
+    opened = open_run(run, named(model, inputs, class_names, image_shape))
+    chosen = _chosen(opened, index, prompt)
+    api = Api(opened, prepare=False)
     console = terminal.console()
     with terminal.busy(console, "preparing") as at:
         api.jobs.run(at)
@@ -52,18 +52,18 @@ def report(
     console.print(f"{out} ({len(content.encode()) / 1e6:,.1f} MB): open it in a browser")
 
 
-def _chosen(exhibit: "Exhibit", index: list[int] | None, prompts: list[str] | None) -> "ReportInputs":
+def _chosen(opened: "OpenedRun", index: list[int] | None, prompts: list[str] | None) -> "ReportInputs":
     """What the user named, if it is there; else what suits the run."""
-    from dualform.viewer.passages import example
+    from dualform.viewer.passages import example_prompt
     from dualform.viewer.report import ReportInputs, default_inputs
     from dualform.viewer.requests import IndexedInput, PromptInput
-    from dualform.viewer.subject import subject_of
+    from dualform.viewer.resolved_input import resolve_input
 
     wanted: list[IndexedInput | PromptInput] = [IndexedInput(one) for one in index or ()]
     wanted += [PromptInput(one) for one in prompts or ()]
-    if "spotlight" not in exhibit.cannot:
+    if "spotlight" not in opened.cannot:
         for one in wanted:
-            subject_of(exhibit, one)  # raises for what there is not, before anything takes time
+            resolve_input(opened, one)  # raises for what there is not, before anything takes time
     if wanted:
         return ReportInputs(tuple(index or ()), tuple(prompts or ()))
-    return default_inputs(exhibit) if exhibit.text is None else ReportInputs(prompts=[example(exhibit.text)])
+    return default_inputs(opened) if opened.text is None else ReportInputs(prompts=[example_prompt(opened.text)])

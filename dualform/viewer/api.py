@@ -1,6 +1,6 @@
 """Answers to everything that the page requests, computed in threads.
 
-    api = Api(open_exhibit("runs/mnist"))
+    api = Api(open_run("runs/mnist"))
     api.submit("spotlight", {"input": {"index": 3}, "layer": "output"}).result()
     api.close()
 
@@ -8,16 +8,15 @@ Requests wait for others of their kind, in a thread each: what is there already,
 memory stays within what one of each needs, and who mutes a stretch of time does not stop who looks around.
 """
 
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Thread
 from typing import Any
 
 from dualform.viewer import code, facts, listing, passages, requests
 from dualform.viewer.accuracy import accuracies
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.jobs import Job, Jobs
+from dualform.viewer.jobs import Job, Jobs, Progress
 from dualform.viewer.muting import Muting
+from dualform.viewer.opened_run import OpenedRun
 from dualform.viewer.predictions import Predictions
 from dualform.viewer.requests import REQUESTS, Request, parse_request
 from dualform.viewer.spotlights import Spotlights
@@ -29,16 +28,16 @@ class Api:
     """Answers the requests about one run.
 
     Args:
-        exhibit: The run.
+        run: The run.
         prepare: Whether jobs in the background begin at once.
     """
 
     names = tuple(REQUESTS)
 
-    def __init__(self, exhibit: Exhibit, *, prepare: bool = True) -> None:
-        self.exhibit = exhibit
-        self._predictions, self._spotlights = Predictions(exhibit), Spotlights(exhibit)
-        self._muting = Muting(exhibit)
+    def __init__(self, run: OpenedRun, *, prepare: bool = True) -> None:
+        self.run = run
+        self._predictions, self._spotlights = Predictions(run), Spotlights(run)
+        self._muting = Muting(run)
         self._accuracy: Answer | None = None
         self._certificate: Answer | None = None
         self._workers = {kind: ThreadPoolExecutor(1, f"dualform-{kind}") for kind in ("light", "keys", "slots")}
@@ -55,11 +54,11 @@ class Api:
         """Answer a request in this thread."""
         match request:
             case requests.RunRequest():
-                return facts.answer(self.exhibit, self._spotlights.per)
+                return facts.answer(self.run, self._spotlights.per)
             case requests.JobsRequest():
                 return {"jobs": self.jobs.to_list(), "certificate": self._certificate, "accuracy": self._accuracy}
             case requests.InputsRequest():
-                return listing.answer(self.exhibit, request)
+                return listing.answer(self.run, request)
             case requests.PredictRequest():
                 return self._predictions.predict(request)
             case requests.HistoryRequest():
@@ -69,7 +68,7 @@ class Api:
             case requests.MuteRequest():
                 return self._muting.mute(request)
             case requests.PassagesRequest():
-                return passages.answer(self.exhibit, request)
+                return passages.answer(self.run, request)
         raise TypeError(f"{type(request).__name__} has no answer")
 
     def submit(self, name: str, body: object) -> Future[Answer]:
@@ -102,20 +101,20 @@ class Api:
         return "light"
 
     def _planned_jobs(self) -> list[Job]:
-        layers = self.exhibit.memory.layers
+        layers = self.run.memory.layers
 
-        def mute(tell: Callable[[float], None]) -> None:
-            self._muting.prepare(lambda layer: tell(layers.index(layer) / len(layers)))
+        def mute(progress: Progress) -> None:
+            self._muting.prepare(lambda layer: progress(layers.index(layer) / len(layers)))
 
-        def certify(tell: Callable[[float], None]) -> None:
-            found = self.exhibit.memory.verify(lambda layer: tell(layers.index(layer) / len(layers)))
-            self._certificate = found.to_dict() | {"python": code.loaded(self.exhibit, "print(memory.verify())")}
+        def certify(progress: Progress) -> None:
+            certificate = self.run.memory.verify(lambda layer: progress(layers.index(layer) / len(layers)))
+            self._certificate = certificate.to_dict() | {"python": code.loaded(self.run, "print(memory.verify())")}
 
-        def measure(tell: Callable[[float], None]) -> None:
-            self._accuracy = accuracies(self.exhibit, self._predictions, tell)
+        def measure(progress: Progress) -> None:
+            self._accuracy = accuracies(self.run, self._predictions, progress)
 
         return [
-            Job("spotlight", "reading the keys of each layer", self._spotlights.warm),
+            Job("spotlight", "reading the keys of each layer", self._spotlights.warm_up),
             Job("mute", "summing up the weights due to each class", mute),
             Job("accuracy", "testing the model as it was at each snapshot", measure),
             Job("certificate", "measuring how exact the run is", certify),

@@ -21,21 +21,21 @@ from dualform.viewer.requests import schema
 _DIRECTORY = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _NAME = re.compile(r"([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.[a-z]+")
-_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
+_IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class File:
-    """What is sent, as what, and by what a browser tells that it has it already."""
+    """What is sent, its type, and the tag by which a browser knows that it has it already."""
 
     content: bytes
     type: str
     etag: str
 
     @classmethod
-    def of(cls, content: bytes, kind: str) -> "File":
+    def of(cls, content: bytes, media_type: str) -> "File":
         # Weak, for the same name stands for the same bytes gzipped.
-        return cls(content, f"{kind}; charset=utf-8", f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
+        return cls(content, f"{media_type}; charset=utf-8", f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,14 @@ def read_page(directory: Path = _DIRECTORY) -> Page:
     modules = {f"viewer/{name.removesuffix('.js')}": f"/page/{name}" for name in files if name.endswith(".js")}
     html = html.replace("__IMPORT_MAP__", json_in_html({"imports": modules}))
     html = html.replace("__REQUESTS__", json_in_html(schema()))
-    return Page(File.of(html.encode(), "text/html"), files, _script_hash(html))
+    script = _IMPORT_MAP.search(html)
+    if script is None:
+        raise ValueError('index.html has no <script type="importmap">')
+    digest = hashlib.sha256(script[1].encode()).digest()  # a browser hashes what is between the tags, to the last space
+    script_hash = f"sha256-{base64.b64encode(digest).decode()}"
+    return Page(File.of(html.encode(), "text/html"), files, script_hash)
 
 
 def json_in_html(content: Any) -> str:
     """Write JSON that cannot end the element it stands in, whatever words are in it."""
     return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _script_hash(html: str) -> str:
-    """Of the text between the tags, to the last space: that is what a browser hashes."""
-    script = _MAP.search(html)
-    if script is None:
-        raise ValueError('index.html has no <script type="importmap">')
-    return f"sha256-{base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()}"

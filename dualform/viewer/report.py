@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from dualform.atomic_file import write_atomically
 from dualform.strict_json import finite
 from dualform.viewer.api import Api
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.listing import shown
+from dualform.viewer.listing import describe_input
+from dualform.viewer.opened_run import OpenedRun
 from dualform.viewer.page_files import Page, json_in_html, read_page
 from dualform.viewer.requests import (
     HistoryRequest,
@@ -39,14 +39,13 @@ from dualform.viewer.requests import (
     RunRequest,
     SpotlightRequest,
 )
-from dualform.viewer.subject import task_of
 
 Answer = dict[str, Any]
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
-_WRONG, _RIGHT = 4, 4  # inputs, where none are chosen
+_WRONG_INPUTS, _RIGHT_INPUTS = 4, 4  # where none are chosen
 
 
 @dataclass(frozen=True)
@@ -57,18 +56,18 @@ class ReportInputs:
     prompts: Sequence[str] = ()
 
 
-def default_inputs(exhibit: Exhibit) -> ReportInputs:
+def default_inputs(run: OpenedRun) -> ReportInputs:
     """Choose some mistakes and some that the model gets right, of many tasks and classes."""
-    outputs = exhibit.outputs
-    if exhibit.inputs is None or outputs is None or outputs.right is None or outputs.labels is None:
-        return ReportInputs(indices=range(min(_WRONG + _RIGHT, len(exhibit.inputs or ()))))
+    outputs = run.outputs
+    if run.inputs is None or outputs is None or outputs.right is None or outputs.labels is None:
+        return ReportInputs(indices=range(min(_WRONG_INPUTS + _RIGHT_INPUTS, len(run.inputs or ()))))
     labels, right = outputs.labels.tolist(), outputs.right.numpy()
-    kinds = [(task_of(exhibit, index), label) for index, label in enumerate(labels)]
-    return ReportInputs(indices=[*_varied(kinds, ~right)[:_WRONG], *_varied(kinds, right)[:_RIGHT]])
+    kinds = [(run.task_of(index), label) for index, label in enumerate(labels)]
+    return ReportInputs(indices=[*_varied(kinds, ~right)[:_WRONG_INPUTS], *_varied(kinds, right)[:_RIGHT_INPUTS]])
 
 
 def _varied(kinds: Sequence[tuple[str | None, int]], among: NDArray[np.bool_]) -> list[int]:
-    """Some inputs by their task and label: the first of each label, the tasks in turn, then the second of each."""
+    """Order inputs by their task and label: the first of each label, the tasks in turn, then the second of each."""
     order = list[tuple[int, int, int]]()
     visits, turns = Counter[tuple[str | None, int]](), Counter[tuple[str | None, int]]()
     for index in np.flatnonzero(among).tolist():
@@ -87,7 +86,7 @@ def collect(api: Api, chosen: ReportInputs, progress: Callable[[int], None] = la
         chosen: What the report is about.
         progress: Is called with the number of each of `requests_about` once it is answered.
     """
-    listed = {"total": len(chosen.indices), "inputs": [shown(api.exhibit, index) for index in chosen.indices]}
+    listed = {"total": len(chosen.indices), "inputs": [describe_input(api.run, index) for index in chosen.indices]}
     answers = {request.key: api.answer(request) for request in (RunRequest(), JobsRequest())}
     answers[InputsRequest().key] = listed
     for number, request in enumerate(requests_about(api, chosen)):
@@ -99,42 +98,42 @@ def collect(api: Api, chosen: ReportInputs, progress: Callable[[int], None] = la
 def requests_about(api: Api, chosen: ReportInputs) -> Iterator[Request]:
     """Yield what the page may ask about the chosen, as far as the answers are computed quickly."""
     run = api.answer(RunRequest())
-    for index in chosen.indices:
-        yield from _about_input(api, run, IndexedInput(index))
-    for prompt in chosen.prompts:
-        yield from _about_prompt(run, PromptInput(prompt))
+    layers, cannot = [layer["name"] for layer in run["layers"]], run["cannot"]
+    for indexed in map(IndexedInput, chosen.indices):
+        if "spotlight" not in cannot:
+            for per in dict.fromkeys([*run["per"][:1], None]):
+                yield from (SpotlightRequest(indexed, layer, per) for layer in layers)
+        if "predict" not in cannot:
+            yield HistoryRequest(indexed)
+            yield from (PredictRequest(indexed, step) for step in (None, *api.stops))
+        if "mute" not in cannot:
+            yield from (MuteRequest(indexed, (MuteSet.parse(tags),)) for tags in _classes_and_tasks(run))
+    for prompt in map(PromptInput, chosen.prompts):
+        yield PredictRequest(prompt)
+        if "spotlight" not in cannot:
+            for layer in layers:
+                for summed in (True,) if "time" in cannot else (True, False):
+                    yield PassagesRequest(prompt, layer, summed)
 
 
-def _about_input(api: Api, run: Answer, of: IndexedInput) -> Iterator[Request]:
-    if "spotlight" not in run["cannot"]:
-        for per in dict.fromkeys([*run["per"][:1], None]):
-            yield from (SpotlightRequest(of, layer["name"], per) for layer in run["layers"])
-    if "predict" not in run["cannot"]:
-        yield HistoryRequest(of)
-        yield from (PredictRequest(of, step) for step in (None, *api.stops))
-    if "mute" not in run["cannot"]:
-        several = len(run["tasks"]) > 1
-        tasks = [{"task": [task["name"]]} for task in run["tasks"]] if several else []
-        names = ("task", "label") if several else ("label",)
-        classes = [{name: [entry[name]] for name in names} for entry in run["classes"]]
-        yield from (MuteRequest(of, (MuteSet.parse(tags),)) for tags in (*tasks, *classes))
-
-
-def _about_prompt(run: Answer, of: PromptInput) -> Iterator[Request]:
-    yield PredictRequest(of)
-    if "spotlight" not in run["cannot"]:
-        for layer in run["layers"]:
-            for summed in (True,) if "time" in run["cannot"] else (True, False):
-                yield PassagesRequest(of, layer["name"], summed)
+def _classes_and_tasks(run: Answer) -> list[dict[str, list[Any]]]:
+    """Return the tags of each class, and of each task where there are several."""
+    if len(run["tasks"]) < 2:
+        return [{"label": [entry["label"]]} for entry in run["classes"]]
+    tasks = [{"task": [task["name"]]} for task in run["tasks"]]
+    return tasks + [{"task": [entry["task"]], "label": [entry["label"]]} for entry in run["classes"]]
 
 
 def html(answers: dict[str, Answer], page: Page | None = None) -> str:
-    """The page with everything inside it."""
+    """Return the page with everything inside it."""
     page = page or read_page()
     text = page.index.content.decode()
     styles = "\n".join(page.files[name].content.decode() for name in re.findall(r'href="/page/([\w/]+\.css)"', text))
-    modules = {name: file.content for name, file in page.files.items() if name.endswith(".js")}
-    imports = {f"viewer/{name.removesuffix('.js')}": _data_url(content) for name, content in modules.items()}
+    imports = {
+        f"viewer/{name.removesuffix('.js')}": f"data:text/javascript;base64,{base64.b64encode(file.content).decode()}"
+        for name, file in page.files.items()
+        if name.endswith(".js")
+    }
     text = re.sub(r'<link rel="stylesheet" href="/page/[\w/]+\.css">\n?', "", text)
     text = re.sub(r'<script type="importmap">.*?</script>\n?', "", text, flags=re.DOTALL)
     text = re.sub(r'<script type="module" src="/page/main\.js"></script>\n?', "", text)
@@ -149,10 +148,6 @@ def html(answers: dict[str, Answer], page: Page | None = None) -> str:
     return text.replace("</head>", head, 1)
 
 
-def _data_url(content: bytes) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(content).decode()}"
-
-
 def write(path: Path, content: str) -> None:
-    """Whole or not at all."""
+    """Write a report, whole or not at all."""
     write_atomically(path, [np.frombuffer(content.encode(), np.uint8)])

@@ -19,7 +19,7 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 from dualform.viewer.api import Api
-from dualform.viewer.exhibit import open_exhibit
+from dualform.viewer.opened_run import open_run
 from tests.viewer.browser import launched, opened, part
 from tests.viewer.runs import asked
 from tests.viewer.served import served
@@ -59,7 +59,7 @@ TEXT = [Shot("prompt", "#prompt?prompt={prompt}&mute=positions:{document}", PROJ
 @contextmanager
 def site(run: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """The address of a run's viewer with everything prepared, and what addresses are made with."""
-    api = Api(open_exhibit(run), prepare=False)
+    api = Api(open_run(run), prepare=False)
     api.jobs.run()
     about = asked(api, "run", {})
     facts: dict[str, object] = {}

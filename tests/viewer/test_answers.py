@@ -16,7 +16,7 @@ from dualform.errors import QueryError, Refused, UnknownName
 from dualform.experiments.language.training import MERGED
 from dualform.inputs import INPUTS, read_inputs, save_inputs
 from dualform.viewer.api import Api
-from dualform.viewer.exhibit import Named, open_exhibit
+from dualform.viewer.opened_run import Companions, open_run
 from tests.viewer import runs
 from tests.viewer.runs import asked
 
@@ -28,16 +28,16 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "language"), Named())
+    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "language"), Companions())
 
 
 @pytest.fixture(scope="module")
 def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "merged", MERGED), Named())
+    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "merged", MERGED), Companions())
 
 
-def prepared(path: Path, named: Named) -> Iterator[Api]:
-    api = Api(open_exhibit(path, named), prepare=False)
+def prepared(path: Path, named: Companions) -> Iterator[Api]:
+    api = Api(open_run(path, named), prepare=False)
     api.jobs.run()
     yield api
     api.close()
@@ -73,7 +73,7 @@ def test_jobs_end_with_a_certificate_and_accuracies(pictures: Api) -> None:
     assert found["certificate"]["ok"]
     assert found["accuracy"]["steps"][-1] == 24
     assert found["accuracy"]["inputs"] == {"triangles": 6, "stripes": 6}
-    model, inputs = pictures.exhibit.network, pictures.exhibit.inputs
+    model, inputs = pictures.run.network, pictures.run.inputs
     assert model is not None
     assert inputs is not None
     right = (model(inputs.inputs).argmax(dim=1) == inputs.labels).float()
@@ -102,7 +102,7 @@ def test_inputs_come_mistakes_first_and_by_filters(pictures: Api) -> None:
 
 def test_pixels_are_the_images(pictures: Api) -> None:
     (one,) = asked(pictures, "inputs", {"search": "11"})["inputs"]
-    images = pictures.exhibit.inputs.images  # type: ignore[union-attr]
+    images = pictures.run.inputs.images  # type: ignore[union-attr]
     assert images is not None
     shown = np.frombuffer(base64.b64decode(one["pixels"]), np.uint8)
     low, high = images.min().item(), images.max().item()
@@ -137,8 +137,8 @@ def test_spotlights_and_the_python_that_makes_them(pictures: Api, layer: str, pe
     assert [one["tags"]["id"] for one in answer["top"]] == made["top"]["id"].tolist()
     assert [one["visits"] is None for one in answer["top"]] == [per is None] * 4
     curves = {one["class"]: one["scores"] for one in answer["curves"]}
-    classes = pictures.exhibit.classes
-    for number, one in enumerate(classes.every):
+    classes = pictures.run.classes
+    for number, one in enumerate(classes.entries):
         expected = made["curves"].where(task=one.task, label=one.label)["score"]
         assert curves[number] == pytest.approx(expected.tolist(), rel=1e-4)
         (total,) = made["totals"].where(task=one.task, label=one.label)["total"]
@@ -149,7 +149,7 @@ def test_spotlights_and_the_python_that_makes_them(pictures: Api, layer: str, pe
 
 def test_top_images_are_those_of_their_ids(pictures: Api) -> None:
     answer = asked(pictures, "spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
-    shown = pictures.exhibit.pictures
+    shown = pictures.run.pictures
     assert shown is not None
     assert [one["pixels"] for one in answer["top"]] == [shown.training(one["tags"]["id"]) for one in answer["top"]]
     assert answer["top"][0]["class"] in range(6)
@@ -159,7 +159,7 @@ def test_a_prompt_is_answered_token_by_token(language: Api) -> None:
     answer = asked(language, "predict", {"input": {"prompt": "the wolf", "token": 2}})
     assert (answer["tokens"], answer["token"], answer["separator"]) == (list("the wolf"), 2, "")
     assert len(answer["expected"]) == 10
-    vocabulary = language.exhibit.text.vocabulary  # type: ignore[union-attr]
+    vocabulary = language.run.text.vocabulary  # type: ignore[union-attr]
     probabilities = run_python(answer)["probabilities"][0]
     for one in answer["expected"]:
         assert one["probability"] == pytest.approx(float(probabilities[vocabulary.index(one["token"])]), rel=1e-5)
@@ -171,7 +171,7 @@ def test_a_prompt_is_answered_token_by_token(language: Api) -> None:
 def test_passages_and_the_python_that_makes_them(language: Api, summed: bool) -> None:
     body = {"input": {"prompt": "the wolf"}, "layer": "lstm.l0", "summed": summed, "most": 3}
     answer = asked(language, "passages", body)
-    made = run_python(answer)["found"]
+    made = run_python(answer)["passages"]
     assert [one["score"] for one in answer["passages"]] == pytest.approx([one.score for one in made], rel=1e-5)
     assert [one["tokens"] for one in answer["passages"]] == [list(one.tokens) for one in made]
     half = 2 * len(runs.FABLE)
@@ -197,7 +197,7 @@ def test_a_merged_run_says_what_it_cannot_do(merged: Api) -> None:
 
 def test_rows_of_numbers_are_shown_as_such(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
-    bare = Api(open_exhibit(path), prepare=False)
+    bare = Api(open_run(path), prepare=False)
     run = asked(bare, "run", {})
     assert (run["kind"], run["inputs"], run["classes"]) == ("rows", None, [])
     assert {one["what"] for one in run["missing"]} == {"model", "inputs"}
@@ -205,7 +205,7 @@ def test_rows_of_numbers_are_shown_as_such(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="pass --model"):
         asked(bare, "predict", {"input": {"index": 0}})
 
-    named = Named(model=runs.ROWS.model, inputs=path / "mine.npy")
+    named = Companions(model=runs.ROWS.model, inputs=path / "mine.npy")
     for api in prepared(path, named):
         answer = asked(api, "spotlight", {"input": {"index": 2}, "layer": "0", "per": "sensor", "top": 2})
         assert {one["tags"]["sensor"] for one in answer["top"]} == {0, 1}
@@ -220,10 +220,10 @@ def test_training_images_that_are_not_there_are_asked_for(tmp_path: Path) -> Non
     path = runs.pictures(tmp_path / "run")
     inputs = read_inputs(path / INPUTS)
     save_inputs(path, inputs=inputs.inputs, images=inputs.images)
-    exhibit = open_exhibit(path, runs.PICTURES)
-    assert exhibit.kind == "images"
-    assert "training_images=..." in exhibit.missing["training images"]
-    api = Api(exhibit, prepare=False)
+    opened_run = open_run(path, runs.PICTURES)
+    assert opened_run.kind == "images"
+    assert "training_images=..." in opened_run.missing["training images"]
+    api = Api(opened_run, prepare=False)
     answer = asked(api, "spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
     assert {one["pixels"] for one in answer["top"]} == {None}
     shown = asked(api, "predict", {"input": {"index": 0}})
@@ -236,17 +236,17 @@ def test_training_images_that_are_not_there_are_asked_for(tmp_path: Path) -> Non
 def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
     np.save(path / "pairs.npy", torch.randn(2, 3, 6).numpy())
-    for api in prepared(path, Named(model=runs.ROWS.model, inputs=path / "pairs.npy")):
+    for api in prepared(path, Companions(model=runs.ROWS.model, inputs=path / "pairs.npy")):
         answer = asked(api, "spotlight", {"input": {"index": 1}, "layer": "0", "top": 5})
         assert answer["note"].startswith("summed over the 3 rows")
-        memory, model = api.exhibit.memory, api.exhibit.network
+        memory, model = api.run.memory, api.run.network
         assert model is not None
         each = memory.attend(model, torch.from_numpy(np.load(path / "pairs.npy")[1:2]))["0"].top(40)
         sums = {slot: each["score"][each["slot"] == slot].sum() for slot in each["slot"]}
         for one in answer["top"]:
             assert one["score"] == pytest.approx(sums[one["slot"]], rel=1e-4)
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
-        assert "output for each class" in api.exhibit.cannot["predict"]
+        assert "output for each class" in api.run.cannot["predict"]
         shown = asked(api, "predict", {"input": {"index": 1}})
         assert (len(shown["values"]), shown["probabilities"], shown["predicted"]) == (18, None, None)
         with pytest.raises(Refused, match="output for each class"):
@@ -268,7 +268,7 @@ def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
                 if step == 3:
                     recorder.sync()
     np.save(tmp_path / "inputs.npy", torch.randn(2, 20).numpy())
-    named = Named(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
+    named = Companions(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
     for api in prepared(tmp_path / "run", named):
         at = {step: asked(api, "predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
         assert (at[4]["note"], at[8]["note"]) == (None, None)
@@ -301,21 +301,21 @@ def test_what_a_run_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.Mo
     with dualform.record(model, optimizer, tmp_path / "run", about=about):
         model(torch.randn(2, 20)).sum().backward()
         optimizer.step()
-    exhibit = open_exhibit(tmp_path / "run")
+    opened_run = open_run(tmp_path / "run")
     assert not (tmp_path / "imported").exists()
-    assert exhibit.network is None
-    assert "pass it if you trust it" in exhibit.missing["model"]
-    assert "no file of its own" in exhibit.missing["inputs"]
+    assert opened_run.network is None
+    assert "pass it if you trust it" in opened_run.missing["model"]
+    assert "no file of its own" in opened_run.missing["inputs"]
 
 
 def test_what_the_user_names_has_to_be_there(tmp_path: Path) -> None:
     path = runs.pictures(tmp_path / "run")
     with pytest.raises(QueryError, match="cannot import 'no_such_package'"):
-        open_exhibit(path, Named(model="no_such_package:network"))
+        open_run(path, Companions(model="no_such_package:network"))
     with pytest.raises(QueryError, match="there is no file"):
-        open_exhibit(path, Named(model=runs.PICTURES.model, inputs=tmp_path / "none.npy"))
+        open_run(path, Companions(model=runs.PICTURES.model, inputs=tmp_path / "none.npy"))
     with pytest.raises(UnknownName, match="no layer in this model called"):
-        open_exhibit(path, Named(model="tests.viewer.test_answers:other_network"))
+        open_run(path, Companions(model="tests.viewer.test_answers:other_network"))
 
 
 def other_network() -> torch.nn.Module:

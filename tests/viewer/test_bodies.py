@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dualform.viewer.api import Api
-from dualform.viewer.exhibit import open_exhibit
+from dualform.viewer.opened_run import open_run
 from tests.viewer import runs
 from tests.viewer.served import post, served
 
@@ -89,7 +89,7 @@ PROMPTS: dict[str, tuple[str, Any, str]] = {
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     path = runs.pictures(tmp_path_factory.mktemp("run") / "pictures")
-    api = Api(open_exhibit(path, runs.PICTURES), prepare=False)
+    api = Api(open_run(path, runs.PICTURES), prepare=False)
     api.jobs.run()
     with served(api) as port:
         yield port
@@ -98,7 +98,7 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     path = runs.language(tmp_path_factory.mktemp("run") / "language")
-    with served(Api(open_exhibit(path), prepare=False)) as port:
+    with served(Api(open_run(path), prepare=False)) as port:
         yield port
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from dualform.errors import UnknownName
 from dualform.viewer.api import Api
-from dualform.viewer.exhibit import open_exhibit
 from dualform.viewer.jobs import Job, Jobs
+from dualform.viewer.opened_run import open_run
 from tests.viewer import runs
 from tests.viewer.runs import asked
 from tests.viewer.served import post, served
@@ -29,13 +29,13 @@ def some_requests() -> list[tuple[str, dict[str, Any]]]:
 def test_answers_do_not_mix(tmp_path: Path) -> None:
     """From 50 clients, while what makes answers quick is being prepared."""
     path = runs.pictures(tmp_path / "run")
-    alone = Api(open_exhibit(path, runs.PICTURES), prepare=False)
+    alone = Api(open_run(path, runs.PICTURES), prepare=False)
     alone.jobs.run()
     expected = [asked(alone, name, body) for name, body in some_requests()]
-    api = Api(open_exhibit(path, runs.PICTURES))
+    api = Api(open_run(path, runs.PICTURES))
     with served(api) as port, ThreadPoolExecutor(50) as clients:
         api.jobs.wait()
-        again = Jobs([Job("spotlight", "", lambda tell: api._spotlights.warm()) for _ in range(20)])
+        again = Jobs([Job("spotlight", "", lambda tell: api._spotlights.warm_up()) for _ in range(20)])
         warming = threading.Thread(target=again.run)
         warming.start()
         found = list(clients.map(lambda one: post(port, *one), some_requests()))
@@ -90,11 +90,11 @@ def test_jobs_that_were_stopped_do_not_begin() -> None:
 
 def test_a_prediction_is_not_taken_for_a_query(tmp_path: Path) -> None:
     """While the network is watched for the queries of one input, another is predicted."""
-    exhibit = open_exhibit(runs.pictures(tmp_path / "run"), runs.PICTURES)
-    api = Api(exhibit, prepare=False)
+    opened_run = open_run(runs.pictures(tmp_path / "run"), runs.PICTURES)
+    api = Api(opened_run, prepare=False)
     body = {"input": {"index": 3}, "layer": "0"}
     alone = asked(api, "spotlight", body)
-    assert exhibit.network is not None
+    assert opened_run.network is not None
     with ThreadPoolExecutor(1) as other:
 
         def meanwhile(*_: Any) -> None:
@@ -102,5 +102,5 @@ def test_a_prediction_is_not_taken_for_a_query(tmp_path: Path) -> None:
             other.submit(asked, api, "predict", {"input": {"index": 5}}).result()
             other.submit(asked, api, "mute", {"input": {"index": 5}, "mute": [{"steps": [0, 3]}]}).result()
 
-        hook = exhibit.network.register_forward_pre_hook(meanwhile)
+        hook = opened_run.network.register_forward_pre_hook(meanwhile)
         assert asked(api, "spotlight", body) == alone

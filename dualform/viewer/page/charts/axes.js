@@ -116,10 +116,10 @@ const widths = new Map(); // of charts drawn before: the next one of that name i
 export function frame({name, describe = "", width = 560, height = 240, role = "img", draw, kind = ""}) {
   const chart = svg("svg", {class: `chart ${kind}`, role, "aria-label": name || "chart"}),
     key = `${kind} ${name}`;
-  let now = {wide: 0, zoom: 1};
-  const redraw = (wide, zoom) => {
-    now = {wide, zoom};
-    const broad = Math.max(160, wide),
+  let now = {available: 0, zoom: 1};
+  const redraw = (available, zoom) => {
+    now = {available, zoom};
+    const broad = Math.max(160, available),
       tall = heightFor(height, broad, zoom),
       {nodes, height: needed = tall} = draw(broad, tall, chart);
     chart.setAttribute("viewBox", `0 0 ${broad} ${needed}`);
@@ -127,10 +127,10 @@ export function frame({name, describe = "", width = 560, height = 240, role = "i
   };
   const fit = () => {
     const zoom = Number(getComputedStyle(chart).getPropertyValue("--zoom")) || 1,
-      wide = Math.round(chart.clientWidth / zoom);
-    if (!wide || (Math.abs(wide - now.wide) <= 2 && zoom === now.zoom)) return;
-    if (zoom === 1) widths.set(key, wide);
-    redraw(wide, zoom);
+      available = Math.round(chart.clientWidth / zoom);
+    if (!available || (Math.abs(available - now.available) <= 2 && zoom === now.zoom)) return;
+    if (zoom === 1) widths.set(key, available);
+    redraw(available, zoom);
   };
   redraw(widths.get(key) ?? width, 1);
   new ResizeObserver(() => requestAnimationFrame(fit)).observe(chart); // in the next frame: a new height is a new size
@@ -138,7 +138,7 @@ export function frame({name, describe = "", width = 560, height = 240, role = "i
 }
 
 /** Wide charts are a little taller; enlarged ones fill the window. */
-function heightFor(height, wide, zoom) {
+function heightFor(height, available, zoom) {
   const most = zoom > 1 ? (innerHeight - 220) / zoom : height * 1.35;
-  return Math.max(height, Math.min(wide * (zoom > 1 ? 0.5 : 0.3), most));
+  return Math.max(height, Math.min(available * (zoom > 1 ? 0.5 : 0.3), most));
 }

@@ -13,10 +13,10 @@ import {number} from "viewer/core/format";
 import {link} from "viewer/core/highlight";
 
 export function bars({rows, unit = "", caption = "", horizontal = false, width, height = 240}) {
-  const draw = (wide, tall) => {
-    if (!rows.length) return nothing(wide, Math.min(tall, 120));
-    if (horizontal) return rowBars(rows, unit, wide);
-    return upright(rows, unit, wide, tall) ?? rowBars(rows, unit, wide);
+  const draw = (drawnWidth, drawnHeight) => {
+    if (!rows.length) return nothing(drawnWidth, Math.min(drawnHeight, 120));
+    if (horizontal) return rowBars(rows, unit, drawnWidth);
+    return upright(rows, unit, drawnWidth, drawnHeight) ?? rowBars(rows, unit, drawnWidth);
   };
   const clickable = rows.some((row) => row.onclick);
   const role = clickable ? "group" : "img";
@@ -24,8 +24,9 @@ export function bars({rows, unit = "", caption = "", horizontal = false, width, 
 }
 
 function described(rows, unit) {
-  const one = (row) => `${row.label}${row.emphasis ? ` (${ROLE_WORDS[row.emphasis]})` : ""}: ${number(row.value)}`;
-  return rows.map(one).join("; ") + (unit ? ` (${unit})` : "");
+  const describeRow = (row) =>
+    `${row.label}${row.emphasis ? ` (${ROLE_WORDS[row.emphasis]})` : ""}: ${number(row.value)}`;
+  return rows.map(describeRow).join("; ") + (unit ? ` (${unit})` : "");
 }
 
 function upright(rows, unit, width, height) {
@@ -50,13 +51,13 @@ function upright(rows, unit, width, height) {
   const drawn = rows.map((row, i) =>
     uprightBar(row, i, {y, band, left, top, base, fit, fits, format, some: emphases.length > 0}),
   );
-  const said = fits ? null : (role) => format(rows.find((row) => row.emphasis === role).value);
+  const valueText = fits ? null : (role) => format(rows.find((row) => row.emphasis === role).value);
   return {
     height: base + below + 4,
     nodes: [
       yAxis(marks, y, left, right, format),
-      text(0, 12, cut(unit, right - legendWidth(emphases, said) - 10), {class: "axis-label"}),
-      roleLegend(emphases, right, 12, said),
+      text(0, 12, cut(unit, right - legendWidth(emphases, valueText) - 10), {class: "axis-label"}),
+      roleLegend(emphases, right, 12, valueText),
       drawn.map(({group}) => group),
       line(left, y(0), right, y(0), {class: "zero"}),
       drawn.map(({label}) => label), // above all bars: a neighbour must not cover it
@@ -69,9 +70,9 @@ function uprightBar(row, i, {y, band, left, top, base, fit, fits, format, some})
   const x = left + i * band,
     middle = x + band / 2,
     value = row.value ?? 0,
-    wide = Math.min(60, band * 0.72);
+    barWidth = Math.min(60, band * 0.72);
   const [from, to] = [Math.min(y(0), y(value)), Math.max(y(0), y(value))];
-  const name = `value ${fits ? "" : "shy"} ${row.emphasis ?? ""}`;
+  const name = `value ${fits ? "" : "crowded"} ${row.emphasis ?? ""}`;
   const label = text(middle, value < 0 ? to + 13 : from - 5, format(value), {class: name, "text-anchor": "middle"});
   for (const [variable, paint] of Object.entries(paints(row, some))) label.style.setProperty(variable, paint);
   if (row.link) link(label, row.link);
@@ -81,9 +82,9 @@ function uprightBar(row, i, {y, band, left, top, base, fit, fits, format, some})
     svg("rect", {class: "hit", x, y: top - 16, width: band, height: base + fit.height - top + 16}),
     svg("rect", {
       class: "fill",
-      x: middle - wide / 2,
+      x: middle - barWidth / 2,
       y: from,
-      width: wide,
+      width: barWidth,
       height: Math.max(0.75, to - from),
       rx: round(to - from),
     }),

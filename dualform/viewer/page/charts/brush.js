@@ -9,7 +9,7 @@ import {closest} from "viewer/charts/marker";
 import {set, svg} from "viewer/core/dom";
 import {number} from "viewer/core/format";
 
-const PAUSE = 250; // milliseconds after the last key before the answer is asked for
+const PAUSE_MS = 250; // after the last key before the answer is asked for
 
 export function brushOf({bins, x, box, chart, onbrush}) {
   const cuts = [bins[0].from, ...bins.map((bin) => bin.to)];
@@ -22,19 +22,19 @@ export function brushOf({bins, x, box, chart, onbrush}) {
 
   const draw = () => {
     group.setAttribute("visibility", range ? "visible" : "hidden");
-    handles.forEach((one) => one.setAttribute("tabindex", range ? "0" : "-1"));
+    handles.forEach((end) => end.setAttribute("tabindex", range ? "0" : "-1"));
     if (!range) return;
     const [a, b] = range.map((i) => x(cuts[i]));
     shape.setAttribute("x", a);
     shape.setAttribute("width", Math.max(0, b - a));
-    handles.forEach((one, k) => {
+    handles.forEach((end, k) => {
       const step = cuts[range[k]],
         words = `${k ? "before" : "from"} step ${number(step)}`;
-      set(one, {transform: `translate(${[a, b][k]} 0)`, "aria-valuemin": cuts[0], "aria-valuemax": cuts.at(-1)});
-      set(one, {"aria-valuenow": step, "aria-valuetext": words});
+      set(end, {transform: `translate(${[a, b][k]} 0)`, "aria-valuemin": cuts[0], "aria-valuemax": cuts.at(-1)});
+      set(end, {"aria-valuenow": step, "aria-valuetext": words});
     });
   };
-  const tell = (pause = 0) => {
+  const notify = (pause = 0) => {
     clearTimeout(telling);
     const now = range;
     telling = setTimeout(() => onbrush?.(now ? cuts[now[0]] : null, now ? cuts[now[1]] : null), pause);
@@ -45,16 +45,16 @@ export function brushOf({bins, x, box, chart, onbrush}) {
   };
   const change = (next, pause) => {
     assign(next);
-    tell(pause);
+    notify(pause);
   };
   const put = (steps) => assign(steps ? ordered(nearest(steps[0]), nearest(steps[1]), cuts.length) : null);
 
   const nodes = (hit) => {
     if (!onbrush) return [group];
     const at = (event) => x.invert(place(chart, event).x);
-    const tools = {at, nearest, cuts, get: () => range, assign, tell, change};
+    const tools = {at, nearest, cuts, get: () => range, assign, notify, change};
     dragging(hit, tools);
-    handles.forEach((one, k) => pulling(one, k, tools));
+    handles.forEach((end, k) => pulling(end, k, tools));
     return [starter({box, cuts, change, handles}), group];
   };
   return {nodes, put};
@@ -76,7 +76,7 @@ function handle(end, box) {
 }
 
 /** Dragging over the plot makes a new range; a click removes the one there is. */
-function dragging(hit, {at, nearest, cuts, get, assign, tell}) {
+function dragging(hit, {at, nearest, cuts, get, assign, notify}) {
   let anchor = null,
     moved = false;
   hit.classList.add("brushable");
@@ -97,36 +97,36 @@ function dragging(hit, {at, nearest, cuts, get, assign, tell}) {
     anchor = null;
     if (!moved && get() === null) return;
     if (!moved) assign(null);
-    tell();
+    notify();
   };
   hit.addEventListener("pointerup", end);
   hit.addEventListener("pointercancel", end);
 }
 
 /** One end of the range, by pointer or by keys: arrows go by one bar, with Shift by five; Home and End all the way. */
-function pulling(one, k, {at, nearest, cuts, get, assign, tell, change}) {
+function pulling(end, k, {at, nearest, cuts, get, assign, notify, change}) {
   const moved = (to) => {
     const range = [...get()];
     range[k] = k ? Math.max(range[0] + 1, Math.min(cuts.length - 1, to)) : Math.min(range[1] - 1, Math.max(0, to));
     return range;
   };
   let held = false;
-  one.addEventListener("pointerdown", (event) => {
+  end.addEventListener("pointerdown", (event) => {
     held = true;
-    one.setPointerCapture(event.pointerId);
+    end.setPointerCapture(event.pointerId);
     event.stopPropagation();
   });
-  one.addEventListener("pointermove", (event) => {
+  end.addEventListener("pointermove", (event) => {
     if (held) assign(moved(nearest(at(event))));
   });
-  one.addEventListener("pointerup", () => {
-    if (held) tell();
+  end.addEventListener("pointerup", () => {
+    if (held) notify();
     held = false;
   });
-  one.addEventListener("pointercancel", () => {
+  end.addEventListener("pointercancel", () => {
     held = false;
   });
-  one.addEventListener("keydown", (event) => {
+  end.addEventListener("keydown", (event) => {
     const far = event.shiftKey ? 5 : 1,
       now = get()?.[k];
     if (now === undefined) return;
@@ -135,7 +135,7 @@ function pulling(one, k, {at, nearest, cuts, get, assign, tell, change}) {
     const to = {ArrowLeft: back, ArrowDown: back, ArrowRight: on, ArrowUp: on, Home: 0, End: cuts.length - 1}[
       event.key
     ];
-    if (to !== undefined) change(moved(to), PAUSE);
+    if (to !== undefined) change(moved(to), PAUSE_MS);
     else if (event.key === "Escape" || event.key === "Delete") change(null, 0);
     else return;
     event.preventDefault();

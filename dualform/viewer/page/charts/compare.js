@@ -11,7 +11,7 @@ import {link} from "viewer/core/highlight";
 const ROW = 28;
 
 export function compare({rows, unit = "probability", caption = "", width, height = 120}) {
-  const draw = (wide) => (rows.length ? pairs(rows, unit, wide) : nothing(wide, height));
+  const draw = (drawnWidth) => (rows.length ? pairs(rows, unit, drawnWidth) : nothing(drawnWidth, height));
   const describe = rows.map((row) => `${row.label}: ${change(row)}`).join("; ");
   return frame({name: caption || `${unit}, before and after muting`, describe, width, height, draw, kind: "compare"});
 }

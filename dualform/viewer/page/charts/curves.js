@@ -13,34 +13,36 @@ import {light, link} from "viewer/core/highlight";
 const NEAR = 60; // how far from a curve the pointer may be to light it
 
 export function curves({series, x = "rank", y = "attention weight", caption = "", width, height = 280}) {
-  const drawn = series.filter((one) => one.values.some(Number.isFinite));
-  const draw = (wide, tall, chart) =>
-    drawn.length ? curvesIn(drawn, {x, y}, wide, tall, chart) : nothing(wide, Math.min(tall, 120));
-  const role = (one) => (one.emphasis ? ` (${ROLE_WORDS[one.emphasis]})` : "");
+  const drawn = series.filter((curve) => curve.values.some(Number.isFinite));
+  const draw = (drawnWidth, drawnHeight, chart) =>
+    drawn.length
+      ? curvesIn(drawn, {x, y}, drawnWidth, drawnHeight, chart)
+      : nothing(drawnWidth, Math.min(drawnHeight, 120));
+  const role = (curve) => (curve.emphasis ? ` (${ROLE_WORDS[curve.emphasis]})` : "");
   const describe = drawn
-    .map((one) => `${one.label}${role(one)}: ${number(one.values[0])} down to ${number(one.values.at(-1))}`)
+    .map((curve) => `${curve.label}${role(curve)}: ${number(curve.values[0])} down to ${number(curve.values.at(-1))}`)
     .join("; ");
   return frame({name: caption || `${y} by ${x}`, describe, width, height, draw, kind: "curves"});
 }
 
 /** What stands at the end of a curve; a task is told by its colour. */
-const nameOf = (one) => one.name ?? one.label;
+const nameOf = (curve) => curve.name ?? curve.label;
 
 function curvesIn(series, words, width, height, chart) {
-  const all = series.flatMap((one) => one.values.filter(Number.isFinite)),
-    most = Math.max(...series.map((one) => one.values.length), 2);
+  const all = series.flatMap((curve) => curve.values.filter(Number.isFinite)),
+    most = Math.max(...series.map((curve) => curve.values.length), 2);
   const range = domain(all, Math.min(...all) > 0.5 * Math.max(...all)),
     marks = ticks(...range, 4);
-  const names = Math.min(width * 0.28, Math.max(...series.map((one) => textWidth(nameOf(one), 12, true))) + 14);
+  const names = Math.min(width * 0.28, Math.max(...series.map((curve) => textWidth(nameOf(curve), 12, true))) + 14);
   const box = {left: room(marks), right: width - names, top: 30, bottom: height - 36};
   const x = scale([1, most], [box.left, box.right]),
     y = scale(range, [box.bottom, box.top]);
-  const emphases = series.map((one) => one.emphasis).filter(Boolean),
+  const emphases = series.map((curve) => curve.emphasis).filter(Boolean),
     some = emphases.length > 0;
-  const ends = series.map((one) => ({
-    one,
-    important: Boolean(one.emphasis),
-    want: y(one.values.findLast(Number.isFinite)),
+  const ends = series.map((curve) => ({
+    curve,
+    important: Boolean(curve.emphasis),
+    want: y(curve.values.findLast(Number.isFinite)),
   }));
   const labels = spread(ends, 14, box.top, box.bottom);
   const groups = labels
@@ -64,27 +66,27 @@ function curvesIn(series, words, width, height, chart) {
   };
 }
 
-function curveGroup({one, y: at, shy}, {x, y, some, names, right}) {
-  const known = one.values.map((value, i) => [x(i + 1), y(value)]).filter(([, py]) => Number.isFinite(py));
+function curveGroup({curve, y: at, crowded}, {x, y, some, names, right}) {
+  const known = curve.values.map((value, i) => [x(i + 1), y(value)]).filter(([, py]) => Number.isFinite(py));
   const points = known.map(([px, py]) => `${px.toFixed(1)},${py.toFixed(1)}`),
     end = known.at(-1);
   const group = svg(
     "g",
-    {class: `curve ${one.emphasis ? "strong" : ""}`, style: paints(one, some)},
+    {class: `curve ${curve.emphasis ? "strong" : ""}`, style: paints(curve, some)},
     svg("path", {class: "stroke", d: `M${points.join("L")}`}),
     points.length === 1 && svg("circle", {class: "dot", cx: end[0], cy: end[1], r: 3}),
-    text(right + 8, at, cut(nameOf(one), names - 8), {class: shy ? "end shy" : "end", dy: "0.35em"}),
+    text(right + 8, at, cut(nameOf(curve), names - 8), {class: crowded ? "end crowded" : "end", dy: "0.35em"}),
   );
-  return one.link ? link(group, one.link) : group;
+  return curve.link ? link(group, curve.link) : group;
 }
 
 /** Lights the curve nearest to the pointer and says its name, rank and value at the top. */
 function hovering(series, {x, y, box, chart}) {
   const dot = svg("circle", {class: "cursor", r: 4, visibility: "hidden"});
-  const said = text(box.right, box.top + 2, "", {class: "readout", "text-anchor": "end"});
+  const readout = text(box.right, box.top + 2, "", {class: "readout", "text-anchor": "end"});
   const out = () => {
     dot.setAttribute("visibility", "hidden");
-    said.textContent = "";
+    readout.textContent = "";
     light(null);
   };
   const move = (event) => {
@@ -94,15 +96,15 @@ function hovering(series, {x, y, box, chart}) {
     if (!near) return out();
     const value = near.values[rank - 1];
     set(dot, {cx: x(rank), cy: y(value), visibility: "visible"});
-    said.textContent = `${near.label} · rank ${number(rank)} · ${number(value)}`;
+    readout.textContent = `${near.label} · rank ${number(rank)} · ${number(value)}`;
     return light(near.link ?? null);
   };
   const hit = area(box, {"data-lights": "", onpointermove: move, onpointerleave: out});
-  return [dot, said, hit];
+  return [dot, readout, hit];
 }
 
 function nearest(series, i, at, y) {
-  const far = (one) => Math.abs(y(one.values[i]) - at),
-    known = series.filter((one) => far(one) <= NEAR);
+  const far = (curve) => Math.abs(y(curve.values[i]) - at),
+    known = series.filter((curve) => far(curve) <= NEAR);
   return known.length ? known.reduce((a, b) => (far(b) < far(a) ? b : a)) : null;
 }

@@ -1,7 +1,7 @@
 // Names in charts: which belong together, how they fit below bars, and how labels at line ends keep apart.
 //
 //   grouped(["mnist 0", "mnist 1", "fashion Bag", "fashion Coat"]);  // {groups: [mnist, fashion], names: ["0", "1", ...]}
-//   spread([{want: 10}, {want: 12}], 14, 0, 200);                    // sets `y` and, without room, `shy`
+//   spread([{want: 10}, {want: 12}], 14, 0, 200);                    // sets `y` and, without room, `crowded`
 import {TEXT, text, textWidth} from "viewer/charts/axes";
 import {svg} from "viewer/core/dom";
 import {ROLES} from "viewer/core/palette";
@@ -52,7 +52,7 @@ function halves(name) {
   );
 }
 
-/** Moves labels that want to be at `want` apart, the important ones first; where there is no room, `shy` is set: then
+/** Moves labels that want to be at `want` apart, the important ones first; where there is no room, `crowded` is set: then
  * `y` keeps clear of the important ones only, and the label is for hovering. */
 export function spread(labels, gap, top, bottom) {
   const placed = [],
@@ -62,18 +62,18 @@ export function spread(labels, gap, top, bottom) {
     const crowd = labels.filter((other) => Math.abs(other.want - label.want) < gap / 2).length;
     if (label.important || crowd <= CROWD)
       label.y = around(label.want, label.important ? bottom - top : gap).find((y) => clear(y, placed));
-    label.shy = label.y === undefined;
-    if (!label.shy) placed.push(label.y);
+    label.crowded = label.y === undefined;
+    if (!label.crowded) placed.push(label.y);
   }
-  const firm = labels.filter((label) => label.important && !label.shy).map((label) => label.y);
+  const firm = labels.filter((label) => label.important && !label.crowded).map((label) => label.y);
   for (const label of labels) label.y ??= around(label.want, bottom - top).find((y) => clear(y, firm)) ?? label.want;
   return labels;
 }
 
 /** The paint of a row or line, and the one it has when lit: where some have a role, the others are grey or `soft`. */
-export function paints(one, some) {
-  const own = one.emphasis ? ROLES[one.emphasis] : (one.colour ?? "var(--accent)");
-  return {"--paint": some && !one.emphasis ? (one.soft ?? "var(--quiet)") : own, "--own": own};
+export function paints(entry, some) {
+  const own = entry.emphasis ? ROLES[entry.emphasis] : (entry.colour ?? "var(--accent)");
+  return {"--paint": some && !entry.emphasis ? (entry.soft ?? "var(--quiet)") : own, "--own": own};
 }
 
 /** Which roles are in the chart, as a small legend that ends at `right`; with `value`, it says their values too. */

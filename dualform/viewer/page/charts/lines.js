@@ -21,16 +21,16 @@ export function lines({
   height = 240,
 }) {
   const state = {marker};
-  const known = series.filter((one) => one.values.some(Number.isFinite));
-  const draw = (wide, tall, chart) => {
-    if (!x.length || !known.length) return nothing(wide, Math.min(tall, 120));
-    const {nodes, put} = drawn(x, known, {xlabel, ylabel, onpick, state}, wide, tall, chart);
+  const known = series.filter((entry) => entry.values.some(Number.isFinite));
+  const draw = (drawnWidth, drawnHeight, chart) => {
+    if (!x.length || !known.length) return nothing(drawnWidth, Math.min(drawnHeight, 120));
+    const {nodes, put} = drawn(x, known, {xlabel, ylabel, onpick, state}, drawnWidth, drawnHeight, chart);
     state.put = put;
     put();
     return {nodes};
   };
   const describe = known
-    .map((one) => `${one.label}: from ${number(one.values[0])} to ${number(one.values.at(-1))}`)
+    .map((entry) => `${entry.label}: from ${number(entry.values[0])} to ${number(entry.values.at(-1))}`)
     .join("; ");
   const role = onpick ? "group" : "img";
   const chart = frame({
@@ -52,25 +52,29 @@ export function lines({
 const share = (values) => values.every((value) => !Number.isFinite(value) || (value >= 0 && value <= 1));
 
 function drawn(xs, series, {xlabel, ylabel, onpick, state}, width, height, chart) {
-  const all = series.flatMap((one) => one.values),
+  const all = series.flatMap((entry) => entry.values),
     shares = share(all),
     format = shares ? (p) => `${Math.round(p * 100)}%` : short;
   const range = shares ? [0, 1] : domain(all),
     marks = shares ? [0, 0.25, 0.5, 0.75, 1] : ticks(...range, 4);
-  const names = Math.min(width * 0.3, Math.max(...series.map((one) => textWidth(one.label, 12, true))) + 14);
+  const names = Math.min(width * 0.3, Math.max(...series.map((entry) => textWidth(entry.label, 12, true))) + 14);
   const box = {left: room(marks, format), right: width - names, top: 36, bottom: height - 36};
   const x = scale([xs[0], Math.max(xs.at(-1), xs[0] + 1)], [box.left + 4, box.right]),
     y = scale(range, [box.bottom, box.top]);
-  const important = (one) => series.length <= 4 || Boolean(one.emphasis);
-  const ends = series.map((one) => ({one, important: important(one), want: y(one.values.findLast(Number.isFinite))}));
+  const important = (entry) => series.length <= 4 || Boolean(entry.emphasis);
+  const ends = series.map((entry) => ({
+    entry,
+    important: important(entry),
+    want: y(entry.values.findLast(Number.isFinite)),
+  }));
   const labels = spread(ends, 15, box.top, box.bottom);
-  const said = text(width, 12, "", {class: "readout", "text-anchor": "end"});
-  const emphases = series.map((one) => one.emphasis).filter(Boolean),
+  const readout = text(width, 12, "", {class: "readout", "text-anchor": "end"});
+  const emphases = series.map((entry) => entry.emphasis).filter(Boolean),
     some = emphases.length > 0;
   const legend = roleLegend(emphases, width, 12);
   const groups = labels.map((label) => lineGroup(label, xs, {x, y, right: box.right, names, some}));
-  const dots = series.map((one) =>
-    svg("circle", {class: "dot", r: 3.5, visibility: "hidden", style: paints(one, some)}),
+  const dots = series.map((entry) =>
+    svg("circle", {class: "dot", r: 3.5, visibility: "hidden", style: paints(entry, some)}),
   );
   const onput = (step) => dotsAt(step, dots, xs, series, x, y),
     marker = markerOf({xs, x, box, chart, state, onpick, onput});
@@ -83,9 +87,9 @@ function drawn(xs, series, {xlabel, ylabel, onpick, state}, width, height, chart
       dots,
       text(0, 12, cut(ylabel, width - legendWidth(emphases) - 10), {class: "axis-label"}),
       legend,
-      said,
+      readout,
       text(box.right, height - 2, xlabel, {class: "axis-label", "text-anchor": "end"}),
-      hovering({xs, series, x, y, box, chart, said, marker, onpick, legend, format: shares ? percent : number}),
+      hovering({xs, series, x, y, box, chart, readout, marker, onpick, legend, format: shares ? percent : number}),
       marker.node,
     ],
   };
@@ -107,18 +111,18 @@ function pathOf(xs, values, x, y) {
     .join("");
 }
 
-function lineGroup({one, y: at, shy}, xs, {x, y, right, names, some}) {
-  const d = pathOf(xs, one.values, x, y);
+function lineGroup({entry, y: at, crowded}, xs, {x, y, right, names, some}) {
+  const d = pathOf(xs, entry.values, x, y);
   const point = (px, value) => svg("circle", {class: "point", cx: x(px), cy: y(value), r: 2});
-  const rank = one.emphasis ? "strong" : some ? "weak" : "";
+  const rank = entry.emphasis ? "strong" : some ? "weak" : "";
   const group = svg(
     "g",
-    {class: `series ${rank}`, style: paints(one, some)},
-    svg("path", {class: "stroke", d, "stroke-dasharray": one.dash === true ? "5 4" : one.dash || null}),
-    xs.length <= 30 && one.values.map((value, i) => Number.isFinite(value) && point(xs[i], value)),
-    text(right + 8, at, cut(one.label, names - 8), {class: shy ? "end shy" : "end", dy: "0.35em"}),
+    {class: `series ${rank}`, style: paints(entry, some)},
+    svg("path", {class: "stroke", d, "stroke-dasharray": entry.dash === true ? "5 4" : entry.dash || null}),
+    xs.length <= 30 && entry.values.map((value, i) => Number.isFinite(value) && point(xs[i], value)),
+    text(right + 8, at, cut(entry.label, names - 8), {class: crowded ? "end crowded" : "end", dy: "0.35em"}),
   );
-  return one.link ? link(group, one.link) : group;
+  return entry.link ? link(group, entry.link) : group;
 }
 
 /** Dots where the lines are at the chosen step, if their values there are known. */
@@ -132,21 +136,21 @@ function dotsAt(step, dots, xs, series, x, y) {
 }
 
 /** Says all values at the step under the pointer; a click chooses it. */
-function hovering({xs, series, x, y, box, chart, said, marker, onpick, legend, format}) {
+function hovering({xs, series, x, y, box, chart, readout, marker, onpick, legend, format}) {
   const rule = line(0, box.top, 0, box.bottom, {class: "cursor-line", visibility: "hidden"});
   const index = (event) => closest(xs, x.invert(place(chart, event).x));
   const move = (event) => {
     const i = index(event),
-      told = series.length <= 3 ? series : [nearest(series, i, place(chart, event).y, y)];
-    const values = told.map((one) => `${one.label} ${format(one.values[i])}`);
+      shown = series.length <= 3 ? series : [nearest(series, i, place(chart, event).y, y)];
+    const values = shown.map((entry) => `${entry.label} ${format(entry.values[i])}`);
     legend.setAttribute("visibility", "hidden"); // the readout has its place
-    said.textContent = [`step ${number(xs[i])}`, ...values].join(" · ");
+    readout.textContent = [`step ${number(xs[i])}`, ...values].join(" · ");
     set(rule, {x1: x(xs[i]), x2: x(xs[i]), visibility: "visible"});
     light(nearest(series, i, place(chart, event).y, y).link ?? null);
   };
   const out = () => {
     light(null);
-    said.textContent = "";
+    readout.textContent = "";
     legend.removeAttribute("visibility");
     rule.setAttribute("visibility", "hidden");
   };
@@ -159,6 +163,6 @@ function hovering({xs, series, x, y, box, chart, said, marker, onpick, legend, f
 }
 
 function nearest(series, i, at, y) {
-  const far = (one) => (Number.isFinite(one.values[i]) ? Math.abs(y(one.values[i]) - at) : Infinity);
+  const far = (entry) => (Number.isFinite(entry.values[i]) ? Math.abs(y(entry.values[i]) - at) : Infinity);
   return series.reduce((a, b) => (far(b) < far(a) ? b : a));
 }

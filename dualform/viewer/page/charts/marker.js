@@ -25,15 +25,15 @@ export function markerOf({xs, x, box, chart, state, onpick, onput}) {
       px = step === null ? 0 : Math.min(box.right, Math.max(box.left, x(step)));
     set(node, {visibility: step === null ? "hidden" : "visible", transform: `translate(${px} 0)`});
     label.textContent = step === null ? "" : `step ${number(step)}`;
-    const wide = textWidth(label.textContent);
-    label.setAttribute("x", Math.max(box.left, Math.min(box.right - wide, px - wide / 2)));
+    const labelWidth = textWidth(label.textContent);
+    label.setAttribute("x", Math.max(box.left, Math.min(box.right - labelWidth, px - labelWidth / 2)));
     if (onpick) set(node, {"aria-valuenow": step ?? xs[0], "aria-valuetext": label.textContent});
     onput?.(step);
   };
-  const pick = (i, tell = true) => {
+  const pick = (i, notify = true) => {
     state.marker = xs[Math.max(0, Math.min(xs.length - 1, i))];
     put();
-    if (tell) onpick?.(state.marker);
+    if (notify) onpick?.(state.marker);
   };
   if (onpick) slide(node, {xs, x, chart, state, pick});
   return {node: svg("g", {}, label, node), put, pick};

@@ -26,9 +26,9 @@ export function timeline({
 }) {
   const bins = values.map((value, i) => ({value: value ?? 0, ...edges(first, last, i, values.length)}));
   const state = {brush, marker};
-  const draw = (wide, tall, chart) => {
-    if (!bins.length) return nothing(wide, Math.min(tall, 120));
-    const {nodes, parts} = drawn(bins, {unit, bands, onbrush, state}, wide, tall, chart);
+  const draw = (drawnWidth, drawnHeight, chart) => {
+    if (!bins.length) return nothing(drawnWidth, Math.min(drawnHeight, 120));
+    const {nodes, parts} = drawn(bins, {unit, bands, onbrush, state}, drawnWidth, drawnHeight, chart);
     Object.assign(state, {parts});
     put(state);
     return {nodes};
@@ -75,8 +75,8 @@ function drawn(bins, {unit, bands, onbrush, state}, width, height, chart) {
   const box = {left: room(marks), right: width - 8, top: 36, bottom: height - 36 - (bands.length ? 24 : 0)};
   const x = scale([bins[0].from, bins.at(-1).to], [box.left, box.right]),
     y = scale(range, [box.bottom, box.top]);
-  const said = text(box.right, 12, "", {class: "readout", "text-anchor": "end"});
-  const told =
+  const readout = text(box.right, 12, "", {class: "readout", "text-anchor": "end"});
+  const notify =
     onbrush &&
     ((a, b) => {
       state.brush = a === null ? null : [a, b];
@@ -87,10 +87,10 @@ function drawn(bins, {unit, bands, onbrush, state}, width, height, chart) {
     set(rule, step === null ? {visibility: "hidden"} : {visibility: "visible", x1: x(step), x2: x(step)});
   const parts = {
     cursor,
-    brush: brushOf({bins, x, box, chart, onbrush: told}),
+    brush: brushOf({bins, x, box, chart, onbrush: notify}),
     marker: markerOf({xs: [], x, box, chart, state}),
   };
-  const hit = hovering(bins, {x, box, chart, said});
+  const hit = hovering(bins, {x, box, chart, readout});
   return {
     parts,
     nodes: [
@@ -100,7 +100,7 @@ function drawn(bins, {unit, bands, onbrush, state}, width, height, chart) {
       xAxis(ticks(bins[0].from, bins.at(-1).to, Math.max(2, Math.floor(width / 110))), x, box.bottom),
       bands.map((band) => bandMark(band, x, box)),
       text(0, 12, cut(unit, width * 0.6), {class: "axis-label"}),
-      said,
+      readout,
       text(box.right, height - 2, "training step", {class: "axis-label", "text-anchor": "end"}),
       rule,
       hit,
@@ -111,14 +111,14 @@ function drawn(bins, {unit, bands, onbrush, state}, width, height, chart) {
 }
 
 function binBar({from, to, value}, x, y, bands) {
-  const wide = x(to) - x(from),
-    gap = wide > 5 ? 1 : 0,
+  const binWidth = x(to) - x(from),
+    gap = binWidth > 5 ? 1 : 0,
     [high, low] = [Math.min(y(0), y(value)), Math.max(y(0), y(value))];
   return svg("rect", {
     class: "bin",
     x: x(from) + gap / 2,
     y: high,
-    width: Math.max(0.5, wide - gap),
+    width: Math.max(0.5, binWidth - gap),
     height: Math.max(0.5, low - high),
     style: {"--own": colourOf({from, to}, bands)},
   });
@@ -151,7 +151,7 @@ function put({parts, brush}) {
 }
 
 /** Says steps and value of the bar under the pointer. */
-function hovering(bins, {x, box, chart, said}) {
+function hovering(bins, {x, box, chart, readout}) {
   const glow = svg("rect", {
     class: "glow",
     y: box.top,
@@ -163,12 +163,12 @@ function hovering(bins, {x, box, chart, said}) {
     const step = x.invert(place(chart, event).x),
       bin = bins.find(({from, to}) => from <= step && step < to);
     glow.setAttribute("visibility", bin ? "visible" : "hidden");
-    said.textContent = bin ? `${steps(bin)} · ${number(bin.value)}` : "";
+    readout.textContent = bin ? `${steps(bin)} · ${number(bin.value)}` : "";
     if (bin) set(glow, {x: x(bin.from), width: x(bin.to) - x(bin.from)});
   };
   const out = () => {
     glow.setAttribute("visibility", "hidden");
-    said.textContent = "";
+    readout.textContent = "";
   };
   return svg("g", {}, glow, area(box, {onpointermove: move, onpointerleave: out}, 20));
 }

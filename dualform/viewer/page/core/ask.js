@@ -8,7 +8,7 @@ import {complete, keyOf} from "viewer/core/requests";
 const REPORT = document.getElementById("answers");
 const ANSWERS = REPORT ? JSON.parse(REPORT.textContent) : null;
 const NOT_IN_REPORT = "This is not in the report. Open the run with: dualform view RUN";
-const KEPT = 200; // answers that are remembered, so that going back is instant
+const MAX_REMEMBERED = 200; // answers, so that going back is instant
 const CHANGING = new Set(["run", "jobs", "inputs"]);
 const remembered = new Map();
 const lossListeners = new Set();
@@ -45,7 +45,7 @@ export async function ask(name, body = {}, {signal} = {}) {
 
 function remember(key, answer) {
   remembered.set(key, answer);
-  if (remembered.size > KEPT) remembered.delete(remembered.keys().next().value);
+  if (remembered.size > MAX_REMEMBERED) remembered.delete(remembered.keys().next().value);
 }
 
 async function fromServer(name, body, signal) {

@@ -24,8 +24,8 @@ export function outputName(run, task, k) {
 /** The class of output `k`, or null if none or several would do. */
 export function outputClass(run, task, k) {
   const fits = ({label, task: own}) => label === k && (task === null || task === undefined || own === task);
-  const found = run.classes.findIndex(fits);
-  return found >= 0 && run.classes.findLastIndex(fits) === found ? found : null;
+  const first = run.classes.findIndex(fits);
+  return first >= 0 && run.classes.findLastIndex(fits) === first ? first : null;
 }
 
 /** Names and roles of all outputs of an answer: [{label, link, emphasis, output}]. */
@@ -54,8 +54,8 @@ export function classRole(run, k, {class: own, task, predicted}) {
 }
 
 /** The colour that marks class `k` for an input: its role's, or else its task's; null if it has neither. */
-export function classMark(run, k, said) {
-  const role = said && classRole(run, k, said);
+export function classMark(run, k, prediction) {
+  const role = prediction && classRole(run, k, prediction);
   return role ? ROLES[role] : classColour(run, k);
 }
 

@@ -2,7 +2,7 @@
 import {ask} from "viewer/core/ask";
 import {INPUTS_AT_ONCE} from "viewer/core/requests";
 
-const SEARCHED = 5; // pages that are looked through for an input whose place is not known
+const MAX_SEARCHED_PAGES = 5; // for an input whose place is not known
 
 let key = null;
 let pages = new Map();
@@ -37,10 +37,10 @@ async function at(now, place) {
 
 async function placeOf(now) {
   if ((await at(now, now.start))?.index === now.input) return now.start;
-  for (let k = 0; k < SEARCHED; k += 1) {
+  for (let k = 0; k < MAX_SEARCHED_PAGES; k += 1) {
     const {total, inputs} = await pageOf(now, k);
-    const found = inputs.findIndex((input) => input.index === now.input);
-    if (found >= 0) return k * INPUTS_AT_ONCE + found;
+    const place = inputs.findIndex((input) => input.index === now.input);
+    if (place >= 0) return k * INPUTS_AT_ONCE + place;
     if ((k + 1) * INPUTS_AT_ONCE >= total) break;
   }
   return null;

@@ -4,7 +4,7 @@
 //     await jobs.done("mute");                 // also begins to ask again, for work that started later
 import {ask, inReport} from "viewer/core/ask";
 
-const EVERY = 500; // ms
+const POLL_MS = 500;
 let latest = null;
 let timer = null;
 const listeners = new Set();
@@ -15,7 +15,7 @@ function finished(name) {
   return named.every((job) => job.done || job.failed);
 }
 
-async function look() {
+async function poll() {
   try {
     latest = await ask("jobs");
     for (const listener of [...listeners]) listener(latest);
@@ -23,7 +23,7 @@ async function look() {
     // ask has told the page that the server is gone; it is asked again, as it may come back
   }
   for (const wait of [...waiting]) if (latest && finished(wait.name)) settle(wait);
-  timer = latest && finished(null) && !waiting.size ? null : setTimeout(look, latest ? EVERY : 4 * EVERY);
+  timer = latest && finished(null) && !waiting.size ? null : setTimeout(poll, latest ? POLL_MS : 4 * POLL_MS);
 }
 
 function settle(wait) {
@@ -34,7 +34,7 @@ function settle(wait) {
 export const jobs = {
   latest: () => latest,
   start() {
-    if (timer === null) timer = inReport ? (look(), 0) : setTimeout(look, 0);
+    if (timer === null) timer = inReport ? (poll(), 0) : setTimeout(poll, 0);
   },
   subscribe(listener) {
     listeners.add(listener);
@@ -49,7 +49,7 @@ export const jobs = {
       setTimeout(() => {
         waiting.add({name, resolve});
         jobs.start();
-      }, EVERY);
+      }, POLL_MS);
     });
   },
 };

@@ -1,22 +1,22 @@
-// The questions of a page, each asked only while its answer is still wanted.
+// The requests of a page, each sent only while its answer is still wanted.
 //
-//     const agenda = new Agenda();
-//     agenda.add({wanted: (now) => ["predict", body] or null, show: (answer) => ..., busy, fail, clear, live: true});
+//     const pending = new PendingRequests();
+//     pending.add({wanted: (now) => ["predict", body] or null, show: (answer) => ..., busy, fail, clear, live: true});
 //                                              // all after `show` may be left out
-//     agenda.update(now);                      // whenever the state changes
+//     pending.update(now);                     // whenever the state changes
 //
-// Questions go one after another in two lanes, quick and slow, so that a long reading of keys holds up no prediction. An
-// answer that is no longer wanted is aborted and never shown. While a pen moves (`drawing`) there is one question in flight
+// Requests go one after another in two lanes, fast and slow, so that a long reading of keys holds up no prediction. An
+// answer that is no longer wanted is aborted and never shown. While a pen moves (`drawing`) there is one request in flight
 // at all, which is let through, and the newest follows it: a picture that lags a little is better than none until the pen
 // rests. Items that are `live` keep up with the pen; the others wait until it rests.
 import {ask} from "viewer/core/ask";
 import {jobs} from "viewer/core/jobs";
 import {keyOf} from "viewer/core/requests";
 
-const REST = 250; // ms without a movement after which the pen rests
-const LANES = ["quick", "slow"];
+const REST_MS = 250; // without a movement after which the pen rests
+const LANES = ["fast", "slow"];
 
-export class Agenda {
+export class PendingRequests {
   constructor() {
     this.items = [];
     this.last = -1;
@@ -47,22 +47,22 @@ export class Agenda {
   #moved() {
     this.movedAt = performance.now();
     clearTimeout(this.restTimer);
-    this.restTimer = setTimeout(() => this.#next(), REST + 10);
+    this.restTimer = setTimeout(() => this.#next(), REST_MS + 10);
   }
 
   #resting() {
-    return performance.now() - this.movedAt > REST;
+    return performance.now() - this.movedAt > REST_MS;
   }
 
   #want(item, now, drawing) {
-    const question = item.wanted(now);
-    const key = question && keyOf(...question);
+    const request = item.wanted(now);
+    const key = request && keyOf(...request);
     if (key === item.key) return;
     item.key = key;
-    item.open = question;
+    item.open = request;
     const running = this.running.get(item.lane);
-    if (running?.item === item && !(drawing && question)) running.controller.abort();
-    if (question) item.busy(item.what);
+    if (running?.item === item && !(drawing && request)) running.controller.abort();
+    if (request) item.busy(item.what);
     else item.clear();
   }
 
@@ -86,44 +86,44 @@ export class Agenda {
   async #run(item) {
     const job = item.needs?.(item.open[1]);
     if (job && !jobs.isDone(job)) return this.#wait(item, job, jobs.whatIs(job));
-    const {open: question, key, lane} = item,
+    const {open: request, key, lane} = item,
       controller = new AbortController();
     item.open = null;
     this.last = this.items.indexOf(item);
     this.running.set(lane, {item, controller});
-    await this.#answer(item, question, key, controller);
+    await this.#answer(item, request, key, controller);
     this.running.delete(lane);
     this.#next();
   }
 
-  async #answer(item, question, key, {signal}) {
+  async #answer(item, request, key, {signal}) {
     try {
-      const answer = await ask(...question, {signal});
-      if (!signal.aborted && item.key !== null) item.show(answer, question[1]);
+      const answer = await ask(...request, {signal});
+      if (!signal.aborted && item.key !== null) item.show(answer, request[1]);
       if (item.key === key) item.busy(null);
     } catch (error) {
-      if (!signal.aborted && item.key === key) this.#failed(item, question, key, error);
+      if (!signal.aborted && item.key === key) this.#failed(item, request, key, error);
     }
   }
 
-  #failed(item, question, key, error) {
+  #failed(item, request, key, error) {
     if (error.status !== 503 || !error.job) {
       if (!error.name?.startsWith("AskError")) console.error(error);
       item.busy(null);
       item.fail(error.message);
       return;
     }
-    item.open = question;
+    item.open = request;
     this.#wait(item, error.job, error.message);
   }
 
   #wait(item, job, words) {
-    const {open: question, key} = item;
+    const {open: request, key} = item;
     item.open = null;
     item.busy(words ? `Preparing: ${words} …` : "Preparing …");
     return jobs.done(job).then(() => {
       if (this.closed || item.key !== key) return;
-      item.open = question;
+      item.open = request;
       this.#next();
     });
   }

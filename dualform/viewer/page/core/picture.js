@@ -6,7 +6,7 @@
 import {el} from "viewer/core/dom";
 import {link as tie} from "viewer/core/highlight";
 
-const MOST = 4000; // drawings kept; a page shows far fewer
+const MAX_DRAWINGS = 4000; // kept; a page shows far fewer
 const drawings = new Map();
 
 function drawn(pixels, [height, width]) {
@@ -23,7 +23,7 @@ function drawn(pixels, [height, width]) {
 export function dataUrl(pixels, shape) {
   const key = `${shape.join("x")} ${pixels}`;
   if (!drawings.has(key)) {
-    if (drawings.size >= MOST) drawings.delete(drawings.keys().next().value);
+    if (drawings.size >= MAX_DRAWINGS) drawings.delete(drawings.keys().next().value);
     drawings.set(key, drawn(pixels, shape));
   }
   return drawings.get(key);

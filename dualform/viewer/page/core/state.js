@@ -4,7 +4,7 @@
 //     state.set({step: 250}, {replace: true});              // the same entry, for what changes by dragging
 //     state.subscribe((now, before) => ...);
 //
-// `input` is the number of a test input or "drawn:STROKES"; `mute` is the list of sets that the question `mute` takes.
+// `input` is the number of a test input or "drawn:STROKES"; `mute` is the list of sets that the request `mute` takes.
 // `start` is the place of the input in the list of inputs, under the filters `outcome`, `class` and `search`.
 
 const DEFAULTS = {
@@ -25,7 +25,7 @@ const DEFAULTS = {
 
 const NUMBERS = new Set(["step", "token", "class", "start"]);
 const RANGES = new Set(["steps", "positions"]);
-const WRITE_EVERY = 300; // ms: browsers refuse an address that changes with every movement of a pen
+const WRITE_MS = 300; // browsers refuse an address that changes with every movement of a pen
 
 // Numbers stay bare; a text that looks like one is quoted, so that both come back as they were.
 function valueText(value) {
@@ -104,8 +104,8 @@ function safely(compute, otherwise) {
 
 /** The address of a state, without what is as it always is. */
 export function toHash(now) {
-  const given = Object.keys(DEFAULTS).filter((name) => name !== "page" && !isDefault(name, now[name]));
-  const query = given.map((name) => `${name}=${write(name, now[name])}`).join("&");
+  const changed = Object.keys(DEFAULTS).filter((name) => name !== "page" && !isDefault(name, now[name]));
+  const query = changed.map((name) => `${name}=${write(name, now[name])}`).join("&");
   return `#${now.page}${query ? `?${query}` : ""}`;
 }
 
@@ -135,7 +135,7 @@ function set(changes, {replace = false} = {}) {
   if (!replace && pending !== null) record("replaceState");
   current = next;
   if (!replace) record("pushState");
-  else pending ??= setTimeout(() => record("replaceState"), WRITE_EVERY);
+  else pending ??= setTimeout(() => record("replaceState"), WRITE_MS);
   notify(before);
 }
 

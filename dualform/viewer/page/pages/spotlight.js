@@ -1,13 +1,13 @@
 // The spotlight on one input: what the model says, which training slots every layer attends to, and what if they were muted.
 import {el} from "viewer/core/dom";
 import {pageOf} from "viewer/core/input_list";
-import {Agenda} from "viewer/core/pending_requests";
+import {PendingRequests} from "viewer/core/pending_requests";
 import {inputOf} from "viewer/core/requests";
 import {state} from "viewer/core/state";
 import {chartPanels} from "viewer/panels/class_charts";
-import {subjectPanel} from "viewer/panels/input";
+import {inputPanel} from "viewer/panels/input";
 import {chosenLayer, layerPanels, perOf} from "viewer/panels/layers";
-import {trayOf} from "viewer/panels/mute_tray";
+import {muteTray} from "viewer/panels/mute_tray";
 import {attentionPanel, scrubberPanel, stepBanner} from "viewer/panels/time";
 
 const isDrawn = (now) => typeof now.input === "string";
@@ -24,8 +24,8 @@ async function chooseFirst(now) {
 const prepared = ({mute}) =>
   mute.every((set) => Object.keys(set).every((name) => name === "label" || name === "task")) ? "mute" : null;
 
-function plan(run, agenda, parts) {
-  const {subject, layers, charts, attention, scrubber, tray, banner} = parts;
+function plan(run, pending, parts) {
+  const {shownInput, layers, charts, attention, scrubber, tray, banner} = parts;
   const spot = (now, layer) => {
     const input = inputOf(now);
     return input && ["spotlight", {input, layer, per: perOf(run, now)}];
@@ -34,29 +34,29 @@ function plan(run, agenda, parts) {
     (name, ...targets) =>
     (argument) =>
       targets.forEach((target) => target[name](argument));
-  agenda.add({
+  pending.add({
     live: true,
-    lane: "quick",
+    lane: "fast",
     what: "asking the model …",
     wanted: (now) => inputOf(now) && ["predict", {input: inputOf(now), step: now.step}],
     show: (answer) => {
-      subject.show(answer);
+      shownInput.show(answer);
       banner.show(answer);
     },
-    busy: subject.busy,
-    fail: subject.fail,
-    clear: subject.clear,
+    busy: shownInput.busy,
+    fail: shownInput.fail,
+    clear: shownInput.clear,
   });
   // Everything else is about the finished run, also where the prediction is of an earlier step.
   const marked = many("predicted", charts, tray, scrubber, ...layers);
-  agenda.add({
+  pending.add({
     live: true,
-    lane: "quick",
+    lane: "fast",
     wanted: (now) => inputOf(now) && ["predict", {input: inputOf(now)}],
     show: marked,
     clear: () => marked(null),
   });
-  agenda.add({
+  pending.add({
     live: true,
     what: "reading keys …",
     wanted: (now) => spot(now, chosenLayer(run, now)),
@@ -69,9 +69,9 @@ function plan(run, agenda, parts) {
     fail: many("fail", charts, attention),
     clear: many("clear", charts, attention),
   });
-  agenda.add({
+  pending.add({
     live: true,
-    lane: "quick",
+    lane: "fast",
     what: "taking slots away …",
     needs: prepared,
     wanted: (now) =>
@@ -82,9 +82,9 @@ function plan(run, agenda, parts) {
     clear: tray.clear,
   });
   for (const {layer, show: shown, busy, fail, clear} of layers) {
-    agenda.add({what: "reading keys …", wanted: (now) => spot(now, layer.name), show: shown, busy, fail, clear});
+    pending.add({what: "reading keys …", wanted: (now) => spot(now, layer.name), show: shown, busy, fail, clear});
   }
-  agenda.add({
+  pending.add({
     what: "asking the model as it was …",
     wanted: (now) =>
       run.cannot.time || run.cannot.predict || !inputOf(now) ? null : ["history", {input: inputOf(now)}],
@@ -96,23 +96,23 @@ function plan(run, agenda, parts) {
 }
 
 export function show(container, run) {
-  const agenda = new Agenda();
+  const pending = new PendingRequests();
   const parts = {
-    subject: subjectPanel(run),
+    shownInput: inputPanel(run),
     layers: layerPanels(run),
     charts: chartPanels(run),
     attention: attentionPanel(run),
     scrubber: scrubberPanel(run),
-    tray: trayOf(run),
+    tray: muteTray(run),
     banner: stepBanner(run),
   };
-  const {subject, layers, charts, attention, scrubber, tray, banner} = parts;
+  const {shownInput, layers, charts, attention, scrubber, tray, banner} = parts;
   container.replaceChildren(
     banner.element,
     el(
       "div",
       {class: "columns spotlight"},
-      el("div", {class: "stack"}, subject.element),
+      el("div", {class: "stack"}, shownInput.element),
       el(
         "div",
         {class: "stack layers"},
@@ -123,14 +123,14 @@ export function show(container, run) {
     el("div", {class: "over-time"}, attention.element, scrubber.element),
     tray.element,
   );
-  plan(run, agenda, parts);
+  plan(run, pending, parts);
   return {
     update(now, before) {
-      if (now.input === null) chooseFirst(now).catch((error) => subject.fail(error.message));
-      for (const part of [subject, ...layers, attention, scrubber, tray, banner]) part.update(now);
+      if (now.input === null) chooseFirst(now).catch((error) => shownInput.fail(error.message));
+      for (const part of [shownInput, ...layers, attention, scrubber, tray, banner]) part.update(now);
       const drawing = isDrawn(now) && before !== null && isDrawn(before) && now.input !== before.input;
-      agenda.update(now, {drawing});
+      pending.update(now, {drawing});
     },
-    close: () => [agenda.close(), subject.close()],
+    close: () => [pending.close(), shownInput.close()],
   };
 }

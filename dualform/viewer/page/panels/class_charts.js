@@ -30,7 +30,7 @@ export function chartPanels(run) {
   curvePanel.element.dataset.test = "curves";
   totalPanel.element.dataset.test = "totals";
   const both = [curvePanel, totalPanel];
-  let said = null,
+  let prediction = null,
     answer = null,
     layer = "";
 
@@ -40,7 +40,7 @@ export function chartPanels(run) {
     colour: classColour(run, k),
     soft: classColour(run, k, true),
     link: {class: k},
-    emphasis: said ? classRole(run, k, said) : undefined,
+    emphasis: prediction ? classRole(run, k, prediction) : undefined,
   });
   function drawCurves() {
     if (answer.absent?.curves) return curvePanel.show(reason(answer.absent.curves));
@@ -72,8 +72,8 @@ export function chartPanels(run) {
   }
   return {
     elements: both.map(({element}) => element),
-    show: (given) => [(answer = given), (layer = given.layer), draw()],
-    predicted: (given) => [(said = given), draw()],
+    show: (next) => [(answer = next), (layer = next.layer), draw()],
+    predicted: (next) => [(prediction = next), draw()],
     busy: (text) => both.forEach((card) => card.busy(text)),
     fail: (message) => both.forEach((card) => card.fail(message)),
     clear: () => both.forEach((card) => card.show([])),

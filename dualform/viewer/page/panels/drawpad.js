@@ -1,4 +1,4 @@
-// A pad to draw on with mouse, finger or pen, and the strokes as questions take them: base64url, two bytes a point.
+// A pad to draw on with mouse, finger or pen, and the strokes as requests take them: base64url, two bytes a point.
 //
 //     const pad = drawpad((drawn) => state.set({input: `drawn:${drawn}`}, {replace: true}));
 //     pad.restore(drawn);                      // strokes from an address
@@ -9,7 +9,7 @@ import {button} from "viewer/core/elements";
 const UNITS = 254; // the pad's width and height in points of the code
 const LIFT = 255; // written twice: the pen leaves the pad
 const NEAR = 1.5; // units within which a point adds nothing
-const MOST = 600; // points, so that an address stays an address
+const MAX_POINTS = 600; // so that an address stays an address
 const PEN = 22; // units: about the width of a digit's stroke in the training images
 
 export const canDraw = (run) => !run.cannot.draw && run.kind === "images" && !inReport;
@@ -86,7 +86,7 @@ export function drawpad(ondraw) {
     paint(canvas, strokes);
     undo.disabled = clear.disabled = !strokes.length;
   };
-  const tell = () => {
+  const notify = () => {
     frame ??= requestAnimationFrame(() => {
       frame = null;
       ondraw(encode(strokes));
@@ -95,16 +95,16 @@ export function drawpad(ondraw) {
   const change = (next) => {
     strokes = next;
     show();
-    tell();
+    notify();
   };
   const add = (event) => {
     const point = pointOf(canvas, event),
       stroke = strokes.at(-1);
-    if (count() < MOST && (!stroke.length || apart(point, stroke.at(-1)))) stroke.push(point);
+    if (count() < MAX_POINTS && (!stroke.length || apart(point, stroke.at(-1)))) stroke.push(point);
   };
 
   canvas.addEventListener("pointerdown", (event) => {
-    if (event.button !== 0 || count() >= MOST) return;
+    if (event.button !== 0 || count() >= MAX_POINTS) return;
     pen = event.pointerId;
     canvas.setPointerCapture(pen);
     strokes = [...strokes, []];

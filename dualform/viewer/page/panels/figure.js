@@ -31,7 +31,7 @@ const PLAIN = {
   "paint-order": "normal",
 };
 const LEFT_OUT =
-  ".hit, .starter, .shy:not(.lit, .shown, .lit *), desc, input, select, textarea, label, button:not(.picture-box), [data-not-saved]";
+  ".hit, .starter, .crowded:not(.lit, .shown, .lit *), desc, input, select, textarea, label, button:not(.picture-box), [data-not-saved]";
 
 const NOT_COPIED = /^(class|style|role|tabindex|visibility|data-.*|aria-.*)$/;
 
@@ -55,12 +55,13 @@ export function figure(body, title) {
 function background(element) {
   for (let at = element; at; at = at.parentElement) {
     const colour = getComputedStyle(at).backgroundColor;
-    if (seen(colour)) return colour;
+    if (isVisible(colour)) return colour;
   }
   return "rgb(255, 255, 255)";
 }
 
-const seen = (colour) => colour && colour !== "transparent" && colour !== "none" && !/^rgba\(.*[,/] *0\)$/.test(colour);
+const isVisible = (colour) =>
+  colour && colour !== "transparent" && colour !== "none" && !/^rgba\(.*[,/] *0\)$/.test(colour);
 
 /** A colour as attributes that old programs read too: no rgba(). */
 function paint(name, colour) {
@@ -77,36 +78,36 @@ function paint(name, colour) {
 function copied(node, origin) {
   if (node.nodeType === Node.TEXT_NODE) return words(node, origin);
   if (node.nodeType !== Node.ELEMENT_NODE || node.matches(LEFT_OUT)) return [];
-  const look = getComputedStyle(node),
+  const style = getComputedStyle(node),
     rect = node.getBoundingClientRect();
-  if (look.display === "none" || look.visibility === "hidden" || !(rect.width * rect.height)) return [];
+  if (style.display === "none" || style.visibility === "hidden" || !(rect.width * rect.height)) return [];
   const place = {x: rect.x - origin.x, y: rect.y - origin.y, width: rect.width, height: rect.height};
   if (node.localName === "svg")
     return [svg("svg", {...place, viewBox: node.getAttribute("viewBox")}, [...node.childNodes].map(styled))];
-  if (node.localName === "img") return [...box(look, place), svg("image", {...place, href: inked(node, look)})];
-  if (node.localName === "canvas") return [...box(look, place), svg("image", {...place, href: node.toDataURL()})];
+  if (node.localName === "img") return [...box(style, place), svg("image", {...place, href: inked(node, style)})];
+  if (node.localName === "canvas") return [...box(style, place), svg("image", {...place, href: node.toDataURL()})];
   return [
-    ...box(look, place),
+    ...box(style, place),
     ...dot(node, place, origin),
     ...[...node.childNodes].flatMap((child) => copied(child, origin)),
   ];
 }
 
 /** The background and border of an element, if it has any. */
-function box(look, {x, y, width, height}) {
-  const border = parseFloat(look.borderTopWidth) || 0,
-    line = border && look.borderTopStyle !== "none" && seen(look.borderTopColor);
-  if (!seen(look.backgroundColor) && !line) return [];
+function box(style, {x, y, width, height}) {
+  const border = parseFloat(style.borderTopWidth) || 0,
+    line = border && style.borderTopStyle !== "none" && isVisible(style.borderTopColor);
+  if (!isVisible(style.backgroundColor) && !line) return [];
   const half = line ? border / 2 : 0;
-  const edge = line ? {...paint("stroke", look.borderTopColor), "stroke-width": border} : {};
+  const edge = line ? {...paint("stroke", style.borderTopColor), "stroke-width": border} : {};
   return [
     svg("rect", {
       x: x + half,
       y: y + half,
       width: width - 2 * half,
       height: height - 2 * half,
-      rx: parseFloat(look.borderTopLeftRadius) || 0,
-      ...paint("fill", seen(look.backgroundColor) ? look.backgroundColor : "none"),
+      rx: parseFloat(style.borderTopLeftRadius) || 0,
+      ...paint("fill", isVisible(style.backgroundColor) ? style.backgroundColor : "none"),
       ...edge,
     }),
   ];
@@ -114,12 +115,12 @@ function box(look, {x, y, width, height}) {
 
 /** The small square of a class's colour, which has no element of its own. */
 function dot(node, {y, height}, origin) {
-  const look = getComputedStyle(node, "::before"),
-    size = parseFloat(look.width),
+  const style = getComputedStyle(node, "::before"),
+    size = parseFloat(style.width),
     range = document.createRange();
-  if (look.content !== '""' || !(size > 0) || !seen(look.backgroundColor)) return [];
+  if (style.content !== '""' || !(size > 0) || !isVisible(style.backgroundColor)) return [];
   range.selectNodeContents(node);
-  const x = range.getBoundingClientRect().x - origin.x - size - (parseFloat(look.marginRight) || 0);
+  const x = range.getBoundingClientRect().x - origin.x - size - (parseFloat(style.marginRight) || 0);
   return [
     svg("rect", {
       x,
@@ -127,7 +128,7 @@ function dot(node, {y, height}, origin) {
       width: size,
       height: size,
       rx: 2,
-      ...paint("fill", look.backgroundColor),
+      ...paint("fill", style.backgroundColor),
     }),
   ];
 }
@@ -135,10 +136,10 @@ function dot(node, {y, height}, origin) {
 /** A text, line by line as the page breaks it. */
 function words(node, origin) {
   if (!node.data.trim()) return [];
-  const look = getComputedStyle(node.parentElement),
+  const style = getComputedStyle(node.parentElement),
     range = document.createRange(),
     lines = [];
-  if (look.visibility === "hidden") return [];
+  if (style.visibility === "hidden") return [];
   [...node.data].reduce((at, letter) => {
     range.setStart(node, at);
     range.setEnd(node, at + letter.length);
@@ -156,10 +157,10 @@ function words(node, origin) {
         {
           x: rect.x - origin.x,
           y: rect.y - origin.y + rect.height * 0.78,
-          "font-size": look.fontSize,
-          "font-weight": look.fontWeight,
-          ...(look.fontFamily.includes("mono") ? {"font-family": "ui-monospace, Menlo, Consolas, monospace"} : {}),
-          ...paint("fill", look.color),
+          "font-size": style.fontSize,
+          "font-weight": style.fontWeight,
+          ...(style.fontFamily.includes("mono") ? {"font-family": "ui-monospace, Menlo, Consolas, monospace"} : {}),
+          ...paint("fill", style.color),
         },
         text.trim(),
       ),
@@ -170,13 +171,13 @@ function words(node, origin) {
 function styled(node) {
   if (node.nodeType === Node.TEXT_NODE) return node.data;
   if (node.nodeType !== Node.ELEMENT_NODE || node.matches(LEFT_OUT)) return null;
-  const look = getComputedStyle(node);
-  if (look.display === "none" || look.visibility === "hidden" || look.opacity === "0") return null;
+  const style = getComputedStyle(node);
+  if (style.display === "none" || style.visibility === "hidden" || style.opacity === "0") return null;
   const copy = svg(node.localName);
   for (const {name, value} of node.attributes) if (!NOT_COPIED.test(name)) copy.setAttribute(name, value);
   for (const name of {g: ["opacity"], text: [...PAINTED, ...WRITTEN]}[node.localName] ?? PAINTED) {
-    const value = look.getPropertyValue(name),
-      idle = name.startsWith("stroke-") && look.stroke === "none";
+    const value = style.getPropertyValue(name),
+      idle = name.startsWith("stroke-") && style.stroke === "none";
     if (value && value !== PLAIN[name] && !idle)
       for (const [key, v] of Object.entries(paint(name, value))) copy.setAttribute(key, v);
   }
@@ -185,12 +186,12 @@ function styled(node) {
 }
 
 /** The picture as it looks in this theme, each pixel several times so that no program blurs it. */
-function inked(image, look) {
+function inked(image, style) {
   const times = Math.ceil((FINE * image.width) / image.naturalWidth) || 1;
   const canvas = el("canvas", {width: image.naturalWidth * times, height: image.naturalHeight * times}),
     context = canvas.getContext("2d");
   context.imageSmoothingEnabled = false;
-  if (look.filter !== "none") context.filter = look.filter;
+  if (style.filter !== "none") context.filter = style.filter;
   context.drawImage(image, 0, 0, canvas.width, canvas.height);
   return canvas.toDataURL();
 }

@@ -66,9 +66,9 @@ function navigation(run) {
   const pages = [["home", "Run"], second];
   const buttons = pages.map(([page, text]) => button(text, () => state.set({page}), {class: "nav", "data-page": page}));
   const mark = (now) => {
-    for (const one of buttons) {
-      if (one.dataset.page === now.page) one.setAttribute("aria-current", "page");
-      else one.removeAttribute("aria-current");
+    for (const item of buttons) {
+      if (item.dataset.page === now.page) item.setAttribute("aria-current", "page");
+      else item.removeAttribute("aria-current");
     }
   };
   state.subscribe(mark);

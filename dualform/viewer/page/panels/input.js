@@ -23,11 +23,11 @@ function verdict(run, {predicted, probabilities, label, task, class: own}) {
   const lines = [];
   const whose = run.tasks.length > 1 && task ? dotted(task, taskColour(run, task), true) : "";
   if (truth !== null)
-    lines.push(el("p", {}, "This is ", el("b", {class: right ? "said-both" : "said-true"}, truth), whose));
+    lines.push(el("p", {}, "This is ", el("b", {class: right ? "role-both" : "role-true"}, truth), whose));
   if (predicted !== null) {
-    const said = el("b", {class: right ? "said-both" : "said-predicted"}, outputName(run, task, predicted));
+    const name = el("b", {class: right ? "role-both" : "role-predicted"}, outputName(run, task, predicted));
     const sure = probabilities ? el("span", {class: "quiet-text"}, ` ${percent(probabilities[predicted])}`) : "";
-    lines.push(el("p", {}, "The model says ", said, sure));
+    lines.push(el("p", {}, "The model says ", name, sure));
   }
   return lines;
 }
@@ -38,7 +38,7 @@ function valuesText(values) {
   return el("p", {class: "values"}, shown, rest > 0 ? ` … and ${number(rest)} more` : "");
 }
 
-function seen(run, answer, size) {
+function inputView(run, answer, size) {
   const frame = run.tasks.length > 1 && answer.task ? taskColour(run, answer.task) : null;
   if (answer.pixels && run.image)
     return picture(answer.pixels, run.image.shape, {size, alt: "the input, as the model sees it", frame});
@@ -62,12 +62,12 @@ function controls(run) {
     draw.textContent = drawing ? "Test inputs" : "Draw";
     draw.title = drawing ? "Back to the test inputs" : "Draw an input of your own";
   };
-  return {element: el("div", {class: "row subject-bar"}, before, title, after, canDraw(run) ? draw : ""), update};
+  return {element: el("div", {class: "row input-bar"}, before, title, after, canDraw(run) ? draw : ""), update};
 }
 
-export function subjectPanel(run) {
+export function inputPanel(run) {
   const bar = controls(run);
-  const image = el("div", {class: "subject-image", "data-test": "seen"});
+  const image = el("div", {class: "input-image", "data-test": "seen"});
   const words = el("div", {class: "verdict", "data-test": "prediction", role: "status"});
   const chart = el("div", {class: "keep-bars", "data-test": "probabilities"});
   const message = el("p", {class: "muted-note", hidden: true});
@@ -77,14 +77,14 @@ export function subjectPanel(run) {
   const caption = el("p", {class: "quiet-text small"}, "what the model sees");
   const top = el(
     "div",
-    {class: "subject-top"},
+    {class: "input-top"},
     pad?.element ?? "",
-    el("div", {class: "subject-side"}, image, caption, words),
+    el("div", {class: "input-side"}, image, caption, words),
   );
   const title = run.kind === "images" ? "The input" : "The row";
   const card = panel({title, name: "prediction", help: HELP, body: [bar.element, top, message, chart]});
 
-  function tell(text) {
+  function setMessage(text) {
     message.hidden = !text;
     message.textContent = text ?? "";
   }
@@ -93,11 +93,11 @@ export function subjectPanel(run) {
     words.replaceChildren();
     chart.replaceChildren();
     card.data(null);
-    tell(text);
+    setMessage(text);
   }
   function show(answer) {
-    tell(answer.probabilities ? answer.note : run.cannot.predict);
-    image.replaceChildren(...[seen(run, answer, isDrawn(state.get()) ? 84 : 120)].filter(Boolean));
+    setMessage(answer.probabilities ? answer.note : run.cannot.predict);
+    image.replaceChildren(...[inputView(run, answer, isDrawn(state.get()) ? 84 : 120)].filter(Boolean));
     words.replaceChildren(...verdict(run, answer));
     chart.replaceChildren(...(answer.probabilities ? [probabilityBars(run, answer)] : []));
     card.data(

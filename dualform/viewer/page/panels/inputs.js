@@ -14,16 +14,16 @@ import {state, toHash} from "viewer/core/state";
 import {canDraw} from "viewer/panels/drawpad";
 import {panel} from "viewer/panels/panel";
 
-const MOST_PAGES = 5; // pages that an address brings back at once
+const MAX_PAGES = 5; // that an address brings back at once
 
 const isWrong = (input) => input.predicted !== null && input.label !== null && input.predicted !== input.label;
 
 function outcomeWords(run, input) {
   const truth =
     input.class === null ? (input.label === null ? null : String(input.label)) : run.classes[input.class].name;
-  const said = input.predicted === null ? null : outputName(run, input.task, input.predicted);
-  if (!isWrong(input)) return truth ?? said ?? `${input.index}`;
-  return [truth, " → ", el("b", {}, said)];
+  const predicted = input.predicted === null ? null : outputName(run, input.task, input.predicted);
+  if (!isWrong(input)) return truth ?? predicted ?? `${input.index}`;
+  return [truth, " → ", el("b", {}, predicted)];
 }
 
 function describe(run, input) {
@@ -171,7 +171,7 @@ export function inputsPanel(run) {
     chosen.update(now);
     const wanted = JSON.stringify([now.class, now.outcome, now.search]);
     if (wanted !== key || again) [key, pages, turn] = [wanted, 0, turn + 1];
-    const upto = Math.min(Math.floor(now.start / INPUTS_AT_ONCE), MOST_PAGES - 1);
+    const upto = Math.min(Math.floor(now.start / INPUTS_AT_ONCE), MAX_PAGES - 1);
     loaded(now, upto);
   }
 

@@ -35,11 +35,11 @@ function visitWords(row) {
 const classOf = (run, row) => (row.class === null || row.class === undefined ? null : className(run, row.class));
 
 // The task is told by the picture's frame.
-function caption(run, row, said) {
+function caption(run, row, prediction) {
   const known = run.classes[row.class];
   return [
     el("span", {class: "weight"}, short(row.score)),
-    known ? dotted(known.name, classMark(run, row.class, said)) : "",
+    known ? dotted(known.name, classMark(run, row.class, prediction)) : "",
     el("span", {class: "quiet-text"}, row.tags.id === undefined ? `slot ${row.slot}` : `id ${row.tags.id}`),
     el("span", {class: "quiet-text"}, visitWords(row)),
   ];
@@ -58,13 +58,13 @@ function canMute(run, row) {
   return !run.cannot.mute && !inReport && row.tags.id !== undefined;
 }
 
-function image(run, row, {large, said}) {
+function image(run, row, {large, prediction}) {
   const several = run.tasks.length > 1;
   const frame = several && row.tags.task !== undefined ? taskColour(run, row.tags.task) : null;
   const onclick = canMute(run, row) ? () => toggleId(row.tags.id) : null;
-  const looks = large ? {size: LARGE, caption: caption(run, row, said)} : {size: SMALL};
+  const options = large ? {size: LARGE, caption: caption(run, row, prediction)} : {size: SMALL};
   const figure = picture(row.pixels, run.image.shape, {
-    ...looks,
+    ...options,
     alt: describe(run, row),
     link: linkOf(row),
     onclick,
@@ -131,7 +131,7 @@ function perSwitch(run) {
   const buttons = [make(run.per[0], "per example"), make("single", "single visits")];
   const update = (now) => {
     const per = perOf(run, now) ?? "single";
-    for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.per === per));
+    for (const item of buttons) item.setAttribute("aria-pressed", String(item.dataset.per === per));
   };
   const element = el(
     "div",
@@ -158,13 +158,15 @@ function layerPanel(run, layer, place) {
   Object.assign(card.element.dataset, {test: "layer-panel", layer: layer.name});
   let rows = null,
     large = null,
-    said = null;
+    prediction = null;
 
   function fill() {
     const pictured = run.image && rows.some(({pixels}) => pixels);
     body.className = pictured ? "thumbs layer-thumbs" : "scroll";
     body.replaceChildren(
-      ...(pictured ? rows.map((row) => image(run, row, {large, said})) : [slotTable(run, large ? rows : rows.slice(0, 3))]),
+      ...(pictured
+        ? rows.map((row) => image(run, row, {large, prediction}))
+        : [slotTable(run, large ? rows : rows.slice(0, 3))]),
     );
     mark(state.get());
   }
@@ -200,8 +202,8 @@ function layerPanel(run, layer, place) {
     body.replaceChildren();
     card.show([]);
   }
-  function predicted(given) {
-    said = given;
+  function predicted(next) {
+    prediction = next;
     if (rows && large) fill(); // small ones have no captions
   }
   return {element: card.element, update, show, predicted, busy: card.busy, fail: card.fail, clear};

@@ -10,8 +10,8 @@ import {canUndo, clear as clearAll, hasSet, toggleSet, undo} from "viewer/core/m
 import {taskColour} from "viewer/core/palette";
 import {panel} from "viewer/panels/panel";
 
-const HONEST = "Recorded contributions removed, not retrained.";
-const MOST_ROWS = 5;
+const DISCLAIMER = "Recorded contributions removed, not retrained.";
+const MAX_ROWS = 5;
 const HELP =
   "The model's weights without what the muted slots added to them. Everything else is as it was recorded: " +
   "a model trained without these examples would have learnt other things from the rest.";
@@ -34,7 +34,7 @@ function taskButton(run, name) {
 function classButton(run, {name, task}, k) {
   const attributes = {"data-test": "mute-class", "data-class": k, title: `Mute class ${className(run, k)}`};
   const item = muteButton(classSet(run, k), null, attributes);
-  const mark = (said) => item.element.replaceChildren(dotted(name, classMark(run, k, said)));
+  const mark = (prediction) => item.element.replaceChildren(dotted(name, classMark(run, k, prediction)));
   mark(null);
   link(item.element, {class: k});
   return {...item, task, mark};
@@ -59,17 +59,17 @@ function buttons(run) {
       ),
     ),
     update,
-    mark: (said) => classes.forEach((item) => item.mark(said)),
+    mark: (prediction) => classes.forEach((item) => item.mark(prediction)),
   };
 }
 
 function layerTable(run, task, answer) {
   const {predicted} = answer.before;
   const muted = (name) => (answer.slots[name] ? number(answer.slots[name][0]) : "");
-  const row = ([name, said]) => [
+  const row = ([name, prediction]) => [
     name,
-    outputName(run, task, said.predicted),
-    percent(said.probabilities?.[predicted]),
+    outputName(run, task, prediction.predicted),
+    percent(prediction.probabilities?.[predicted]),
     muted(name),
   ];
   const head = ["muted in", "says", `P(${outputName(run, task, predicted)})`, "slots"];
@@ -90,16 +90,16 @@ function headline(run, task, {before, after}) {
     name = (k) => outputName(run, task, k);
   const change = `: ${percent(before.probabilities[was])} → ${percent(after.probabilities[was])}`;
   if (was === is) return ["Without them the model still says ", el("b", {}, name(is)), change];
-  const said = [el("b", {class: "said-predicted"}, name(is)), ` (${percent(after.probabilities[is])})`];
-  return ["Without them the model says ", ...said, " instead of ", el("b", {}, name(was))];
+  const prediction = [el("b", {class: "role-predicted"}, name(is)), ` (${percent(after.probabilities[is])})`];
+  return ["Without them the model says ", ...prediction, " instead of ", el("b", {}, name(was))];
 }
 
 // The tray is low: the outputs that matter, and the rest in one row.
 function compareRows(rows) {
-  if (rows.length <= MOST_ROWS) return rows;
+  if (rows.length <= MAX_ROWS) return rows;
   const size = ({before, after}) => Math.max(before, after);
-  const least = rows.map(size).sort((a, b) => b - a)[MOST_ROWS - 2];
-  const kept = rows.filter((row) => size(row) >= least).slice(0, MOST_ROWS - 1),
+  const least = rows.map(size).sort((a, b) => b - a)[MAX_ROWS - 2];
+  const kept = rows.filter((row) => size(row) >= least).slice(0, MAX_ROWS - 1),
     rest = rows.filter((row) => !kept.includes(row));
   const sum = (name) => rest.reduce((total, row) => total + row[name], 0);
   return [...kept, {label: "others", before: sum("before"), after: sum("after"), colour: "var(--quiet)", link: null}];
@@ -111,7 +111,7 @@ function hintFor(run) {
   return "Click a training example, or mark a stretch of time, to see the model without it.";
 }
 
-export function trayOf(run) {
+export function muteTray(run) {
   const chips = el("div", {class: "row chips"});
   const back = button("Undo", undo, {title: "Undo the last muting (u)", "data-test": "undo-mute"});
   const none = button("Clear", clearAll, {"data-test": "clear-mute"});
@@ -150,7 +150,7 @@ export function trayOf(run) {
     back.disabled = !canUndo();
   }
   function show(answer) {
-    caption.textContent = `${HONEST} ${slotWords(answer)}`;
+    caption.textContent = `${DISCLAIMER} ${slotWords(answer)}`;
     verdict.replaceChildren(...headline(run, task, answer));
     const rows = outputRows(
       run,
@@ -169,7 +169,7 @@ export function trayOf(run) {
     card.python(answer.python);
   }
   function busy(text) {
-    if (text && !caption.textContent) caption.textContent = HONEST;
+    if (text && !caption.textContent) caption.textContent = DISCLAIMER;
     card.busy(text);
   }
   const clear = () => [(caption.textContent = ""), card.show([])];

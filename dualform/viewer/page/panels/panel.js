@@ -5,9 +5,9 @@
 //
 // Elements with the attribute data-not-saved are left out of saved figures, as are buttons and fields.
 import {el} from "viewer/core/dom";
-import {look, toolbar} from "viewer/panels/toolbar";
+import {setIcon, toolbar} from "viewer/panels/toolbar";
 
-const PATIENCE = 150; // milliseconds before a spinner shows: most answers are faster
+const SPINNER_MS = 150; // before a spinner shows: most answers are faster
 
 /** A <section class="panel"> and the functions that fill it. `body` is what it shows at first. */
 export function panel({title, name = "panel", note = null, help = null, body = null}) {
@@ -49,7 +49,7 @@ function filling({body, status}, tools) {
     waiting = setTimeout(() => {
       say("busy", text);
       body.setAttribute("aria-busy", "true");
-    }, PATIENCE);
+    }, SPINNER_MS);
   };
   const fill = (nodes, kind, text) => {
     say(kind, text);
@@ -81,9 +81,9 @@ function enlarge(element, inner, button) {
     element.append(inner);
     element.style.minHeight = "";
     dialog.remove();
-    look(button, "enlarge", "Enlarge").focus();
+    setIcon(button, "enlarge", "Enlarge").focus();
   });
   element.append(dialog); // inside the panel: it goes when the panel goes
   dialog.showModal();
-  look(button, "close", "Close (Esc)").focus();
+  setIcon(button, "close", "Close (Esc)").focus();
 }

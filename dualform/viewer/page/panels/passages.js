@@ -1,6 +1,6 @@
 // Passages of the training text behind a token of a prompt, shaded by attention.
 //
-//   const part = passagesPart(run);                // an item of an agenda with an element
+//   const part = passagesPart(run);                // a pending request with an element
 //   part.update({layer, summed, mute});            // what is pressed and muted; passages come by part.show
 //
 // Shades are alpha over the page's background, so that they read well on light and dark pages.
@@ -64,16 +64,16 @@ export function passagesPart(run) {
   return {
     element,
     wanted: ({input, layer, summed}) => ["passages", {input, layer, summed}],
-    lane: "quick",
+    lane: "fast",
     what: "Comparing the token with every slot of the layer …",
     show({passages, python}) {
       remember(passages);
       fill(frame, passages.length ? passageList(run, passages) : quiet(NONE), passages.flatMap(rowsOf), python);
       showMuted(element, mute);
     },
-    update(asked) {
-      mute = asked.mute;
-      press(element, asked);
+    update(now) {
+      mute = now.mute;
+      press(element, now);
       showMuted(element, mute);
     },
     ...failing(frame),
@@ -188,10 +188,10 @@ function facts({position, score, visits, step}) {
 
 function pieces(passage, largest) {
   const marks = new Map(passage.marks.map((mark) => [mark.position, mark]));
-  const found = [];
+  const nodes = [];
   let plain = "";
   const flush = () => {
-    if (plain) found.push(readable(plain));
+    if (plain) nodes.push(readable(plain));
     plain = "";
   };
   passage.tokens.forEach((token, place) => {
@@ -199,10 +199,10 @@ function pieces(passage, largest) {
     const mark = marks.get(passage.start + place);
     if (!mark) return void (plain += token);
     flush();
-    found.push(markElement(mark, token, passage.tokens[place + 1], largest, mark === passage.marks[0]));
+    nodes.push(markElement(mark, token, passage.tokens[place + 1], largest, mark === passage.marks[0]));
   });
   flush();
-  return found;
+  return nodes;
 }
 
 function markElement(mark, token, following, largest, best) {

@@ -5,18 +5,18 @@ import {state} from "viewer/core/state";
 import {panel} from "viewer/panels/panel";
 import {visible} from "viewer/panels/passages";
 
-const REST = 400; // ms without a key after which the prompt is asked
+const REST_MS = 400; // without a key after which the prompt is sent
 
 let reported = null;
 
 /** The prompts in a report, each with the tokens it can be asked about; null is the last. */
 export function promptsInReport() {
   if (reported) return reported;
-  const found = new Map();
+  const prompts = new Map();
   for (const {prompt, token} of inputsInReport())
-    if (prompt) found.set(prompt, [...(found.get(prompt) ?? []), token]);
-  reported = found;
-  return found;
+    if (prompt) prompts.set(prompt, [...(prompts.get(prompt) ?? []), token]);
+  reported = prompts;
+  return prompts;
 }
 
 export function promptPart(run) {
@@ -35,7 +35,7 @@ export function promptPart(run) {
   return {
     element: frame.element,
     close: chooser.close,
-    update: (asked) => chooser.update(asked.prompt),
+    update: (now) => chooser.update(now.prompt),
     tokens(answer) {
       const wanted = answer && JSON.stringify([answer.tokens, answer.separator]);
       if (wanted !== drawn) strip.replaceChildren(...(answer ? tokenElements(answer, chooser.answered?.()) : []));
@@ -72,7 +72,7 @@ function promptField(run) {
   };
   field.addEventListener("input", () => {
     clearTimeout(timer);
-    timer = setTimeout(() => send({replace: true}), REST);
+    timer = setTimeout(() => send({replace: true}), REST_MS);
   });
   field.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;

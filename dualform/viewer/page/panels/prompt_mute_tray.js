@@ -8,16 +8,16 @@ import {bar, share} from "viewer/panels/expected";
 import {panel} from "viewer/panels/panel";
 import {failing, fill, nameOf, visible} from "viewer/panels/passages";
 
-const HONEST = "Recorded contributions removed, not retrained.";
+const DISCLAIMER = "Recorded contributions removed, not retrained.";
 const HELP =
   "What the model expects after the chosen token if what the muted slots added to its weights is taken away. " +
   "Everything else is as it was recorded: a model trained without that text would have learnt other things from the rest.";
 
-export function trayPart(run) {
+export function promptMuteTray(run) {
   const frame = panel({title: "Expected without the muted slots", name: "muted", help: HELP});
   const chips = el("div", {class: "row chips"}),
     hint = el("span", {class: "quiet-text"}),
-    honest = el("span", {class: "honest", "data-test": "honest"});
+    disclaimer = el("span", {class: "honest", "data-test": "honest"});
   const back = el(
     "button",
     {type: "button", title: "Undo the last muting (u)", "data-test": "undo-mute", onclick: undo},
@@ -31,7 +31,7 @@ export function trayPart(run) {
     hint,
     chips,
     el("span", {class: "row tray-undo"}, back, none),
-    honest,
+    disclaimer,
   );
   const element = el("div", {class: "tray prompt-tray", "data-test": "prompt-tray"}, tools, frame.element);
   frame.element.querySelector("h2").after(legend());
@@ -42,20 +42,20 @@ export function trayPart(run) {
       ? "Open the run to mute: dualform view RUN"
       : "Mute a passage or its document, to see what the model would expect without it.");
   const show = (answer) => {
-    honest.textContent = `${HONEST} ${slotWords(answer)}`;
+    disclaimer.textContent = `${DISCLAIMER} ${slotWords(answer)}`;
     fill(frame, changes(answer), changeRows(answer), answer.python);
   };
   const update = ({mute}) => {
     const some = mute.length > 0 && !run.cannot.mute;
     element.classList.toggle("open", some);
-    chips.hidden = back.hidden = none.hidden = honest.hidden = frame.element.hidden = !some;
+    chips.hidden = back.hidden = none.hidden = disclaimer.hidden = frame.element.hidden = !some;
     hint.hidden = some;
     chips.replaceChildren(...mute.map(chip));
   };
   const what = `Adding up what is left of the weights${adam ? ", step by step as Adam did. This can take a while" : ""} …`;
   const wanted = ({input, mute}) => (mute.length && !run.cannot.mute ? ["mute", {input, mute}] : null);
   const busy = (text) => {
-    if (text) honest.textContent = HONEST; // how many slots are muted comes with the answer
+    if (text) disclaimer.textContent = DISCLAIMER; // how many slots are muted comes with the answer
     frame.busy(text);
   };
   return {element, update, show, what, wanted, ...failing(frame), busy};

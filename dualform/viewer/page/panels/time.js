@@ -16,8 +16,8 @@ const ATTENTION_HELP =
 const SCRUBBER_HELP =
   "What the model said about this input while it was being trained; outputs that stay below 2% are left out. " +
   "Drag to go back; the arrow keys and the field take single steps.";
-const LEAST = 0.02; // of an output's probability, for its line to be drawn
-const PATIENCE = 200; // ms without a change after which the model of a step is asked for
+const MIN_PROBABILITY = 0.02; // of an output, for its line to be drawn
+const PAUSE_MS = 200; // without a change after which the model of a step is asked for
 
 function bandsOf(run) {
   if (run.tasks.length < 2) return []; // one task takes all the time
@@ -62,14 +62,14 @@ export function attentionPanel(run) {
     drawn = timeline({first, last, values: total, unit: "attention", height: 170, ...marks});
     chart.replaceChildren(drawn);
   }
-  function show(given) {
-    const {timeline: times, absent} = given;
+  function show(next) {
+    const {timeline: times, absent} = next;
     if (absent?.timeline || !times)
       return card.show(reason(absent?.timeline ?? "This run does not tell when its slots were written."));
     draw(times);
     card.show(body);
     card.data(times.total.map((total, k) => ({first_step: times.first_step[k], end_step: times.last_step[k], total})));
-    card.python(given.python);
+    card.python(next.python);
   }
   brushed(null);
   const update = ({step}) => drawn?.set({marker: step});
@@ -97,7 +97,7 @@ function stepControls(run) {
     range.value = field.value = String(wanted);
     clearTimeout(timer);
     const go = () => state.set({step: wanted === run.steps ? null : wanted}, {replace: true});
-    timer = setTimeout(go, stops.includes(wanted) ? 0 : PATIENCE);
+    timer = setTimeout(go, stops.includes(wanted) ? 0 : PAUSE_MS);
   };
   const range = el("input", {
     type: "range",
@@ -131,8 +131,8 @@ function stepControls(run) {
 }
 
 // Before training everything is equally likely; afterwards many lines lie on zero, and only hide each other's names.
-const worthShowing = ({values, emphasis}) =>
-  Boolean(emphasis) || values.length < 2 || Math.max(...values.slice(1)) >= LEAST;
+const isNotable = ({values, emphasis}) =>
+  Boolean(emphasis) || values.length < 2 || Math.max(...values.slice(1)) >= MIN_PROBABILITY;
 
 /** Probabilities over training time, and the way to any step of it. */
 export function scrubberPanel(run) {
@@ -141,22 +141,22 @@ export function scrubberPanel(run) {
   const chart = el("div", {class: "keep-chart"});
   const controls = stepControls(run);
   const message = el("p", {class: "muted-note", hidden: true});
-  let said = null,
+  let prediction = null,
     answer = null,
     drawn = null;
   if (run.cannot.time) card.show(reason(run.cannot.time));
   else card.show(el("div", {}, chart, message, controls.element));
 
-  function tell(text) {
+  function setMessage(text) {
     message.hidden = !text;
     message.textContent = text ?? "";
   }
   function draw() {
     if (!answer) return;
-    const rows = outputRows(run, said ?? {}, answer.probabilities[0]?.length ?? 0);
+    const rows = outputRows(run, prediction ?? {}, answer.probabilities[0]?.length ?? 0);
     const series = rows
       .map((row, k) => ({...row, values: answer.probabilities.map((list) => list[k])}))
-      .filter(worthShowing);
+      .filter(isNotable);
     const marker = state.get().step ?? run.steps;
     drawn = lines({
       x: answer.steps,
@@ -169,19 +169,19 @@ export function scrubberPanel(run) {
     });
     chart.replaceChildren(drawn);
   }
-  function show(given) {
-    answer = given;
-    controls.stopAt(given.steps);
-    tell(null);
+  function show(next) {
+    answer = next;
+    controls.stopAt(next.steps);
+    setMessage(null);
     draw();
-    const names = outputRows(run, said ?? {}, given.probabilities[0]?.length ?? 0).map(({label}) => label);
+    const names = outputRows(run, prediction ?? {}, next.probabilities[0]?.length ?? 0).map(({label}) => label);
     card.data(
-      given.steps.map((step, k) => ({
+      next.steps.map((step, k) => ({
         step,
-        ...Object.fromEntries(names.map((name, j) => [name, given.probabilities[k][j]])),
+        ...Object.fromEntries(names.map((name, j) => [name, next.probabilities[k][j]])),
       })),
     );
-    card.python(given.python);
+    card.python(next.python);
   }
   function clear() {
     answer = null;
@@ -191,7 +191,7 @@ export function scrubberPanel(run) {
     controls.update(now);
     drawn?.set({marker: now.step ?? run.steps});
   }
-  const fail = (text) => [clear(), tell(text)];
+  const fail = (text) => [clear(), setMessage(text)];
   return {
     element: card.element,
     show,
@@ -199,7 +199,7 @@ export function scrubberPanel(run) {
     clear,
     fail,
     busy: card.busy,
-    predicted: (given) => [(said = given), draw()],
+    predicted: (next) => [(prediction = next), draw()],
   };
 }
 
@@ -214,13 +214,13 @@ export function stepBanner(run) {
     end,
   );
   let shown = null;
-  const write = (step, said) => {
+  const write = (step, prediction) => {
     const at = el("b", {}, `as it was after step ${number(step)}`);
     words.replaceChildren(
       "The prediction is ",
       at,
       ` of ${number(run.steps)}`,
-      ...said,
+      ...prediction,
       ". Attention and muting are those of the finished run.",
     );
   };
@@ -231,7 +231,7 @@ export function stepBanner(run) {
   };
   const show = ({step, task, predicted, probabilities}) => {
     if (predicted === null || !probabilities) return write(step, []);
-    const name = el("b", {class: "said-predicted"}, outputName(run, task, predicted));
+    const name = el("b", {class: "role-predicted"}, outputName(run, task, predicted));
     write(step, [": ", name, ` (${percent(probabilities[predicted])})`]);
   };
   return {element, update, show};

@@ -21,14 +21,14 @@ const icon = (name) =>
   );
 
 /** Gives a button its icon and name. */
-export function look(button, name, label) {
+export function setIcon(button, name, label) {
   button.replaceChildren(icon(name));
   button.title = label;
   button.setAttribute("aria-label", label);
   return button;
 }
 
-const iconButton = (name, label) => look(el("button", {type: "button", class: "icon-button"}), name, label);
+const iconButton = (name, label) => setIcon(el("button", {type: "button", class: "icon-button"}), name, label);
 
 /** `parts` are the panel's elements: toolbar, help, code, status and body. */
 export function toolbar({title, name, parts, enlarge}) {
@@ -93,7 +93,7 @@ function saveMenu(title, name, parts, numbers) {
     csv: item("Numbers (CSV)", async () => saveText(`${name}.csv`, csv(numbers.rows), "text/csv")),
     json: item("Numbers (JSON)", async () => saveText(`${name}.json`, json(numbers.rows), "application/json")),
   };
-  const button = look(el("summary", {class: "icon-button"}), "save", "Save");
+  const button = setIcon(el("summary", {class: "icon-button"}), "save", "Save");
   const menu = el("details", {class: "menu"}, button, el("div", {role: "menu"}, Object.values(items)));
   menu.addEventListener("focusout", (event) => {
     if (!menu.contains(event.relatedTarget)) menu.open = false;
@@ -110,7 +110,7 @@ function saveMenu(title, name, parts, numbers) {
 
 /** Arrows go through an open menu; Escape closes it, and only it. */
 function steer(event, menu, all) {
-  const there = all.filter((one) => !one.hidden),
+  const there = all.filter((item) => !item.hidden),
     by = {ArrowDown: 1, ArrowUp: -1}[event.key];
   if (!menu.open || (!by && event.key !== "Escape")) return;
   event.preventDefault();
