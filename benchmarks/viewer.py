@@ -29,7 +29,7 @@ def first_page(port: int, ask: Asked) -> float:
     began = perf_counter()
     connection = HTTPConnection("127.0.0.1", port)
     page = _got(connection, "/")
-    for path in dict.fromkeys(re.findall(r"/page/[\w.]+", page)):
+    for path in dict.fromkeys(re.findall(r"/page/[\w./]+", page)):
         _got(connection, path)
     connection.close()
     for name in ("run", "inputs", "jobs"):

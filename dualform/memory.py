@@ -33,7 +33,7 @@ from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.kinds import check_kinds, match_modules
 from dualform.slots import By, Selection, View, condition
-from dualform.store import Run, Shard, Where, summary, summary_lines
+from dualform.store import Run, Shard, Where, clean_name, summary, summary_lines
 from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
 
@@ -208,6 +208,16 @@ class Memory:
         described = self._run.layers[layer]
         rebuilt = self._sources.duals.of(layer).rebuild(self._run.shards[0])
         return named_parameters(described, {use: rebuilt[use].slots for use in described.trained})
+
+    def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The recorded parameters of a model by their names in the run: `memory.parameters(model)["fc.weight"]`.
+
+        Names are those of `weights` and `added`, also where torch.compile or a parallel wrapper has put something
+        before the model's own.
+        """
+        match_modules(model, self._run.layers)
+        named = {clean_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+        return {parameter.name: named[parameter.name] for parameter in self._run.manifest.parameters}
 
     def group_weights(
         self,

@@ -117,8 +117,12 @@ def test_every_error_is_in_the_reference() -> None:
 
 def test_all_modules_of_the_viewers_page_are_told_of() -> None:
     page = (DOCS / "viewer.md").read_text(encoding="utf-8").partition("## The page")[2]
-    modules = {path.stem for path in (Path(viewer.__file__).parent / "page").glob("*.js")}
-    assert set(re.findall(r"`(\w+)`", page.partition("|---|---|")[2])) == modules
+    root = Path(viewer.__file__).parent / "page"
+    modules = {path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.js")}
+    rows = re.findall(r"^\| `(\w+)/` \| (.*?) \|", page, flags=re.MULTILINE)
+    assert {f"{folder}/{name}" for folder, names in rows for name in re.findall(r"`(\w+)`", names)} == modules - {
+        "main"
+    }
 
 
 @pytest.mark.parametrize("name", ["single", "joint", "continual"])

@@ -9,7 +9,7 @@ import typer
 from dualform.errors import QueryError
 
 if TYPE_CHECKING:
-    from dualform.viewer.exhibit import Named
+    from dualform.viewer.opened_run import Companions
 
 Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
 InputFile = Annotated[
@@ -23,12 +23,12 @@ ImageShape = Annotated[
 ]
 
 
-def named(model: str | None, inputs: Path | None, class_names: str | None, image_shape: str | None) -> "Named":
+def named(model: str | None, inputs: Path | None, class_names: str | None, image_shape: str | None) -> "Companions":
     """What these options say."""
-    from dualform.viewer.exhibit import Named
+    from dualform.viewer.opened_run import Companions
 
     names = None if class_names is None else tuple(name.strip() for name in class_names.split(","))
-    return Named(model, inputs, names, None if image_shape is None else _sides(image_shape))
+    return Companions(model, inputs, names, None if image_shape is None else _sides(image_shape))
 
 
 def _sides(said: str) -> tuple[int, int]:

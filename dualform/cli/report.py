@@ -10,8 +10,8 @@ from dualform.cli.companions import ClassNames, ImageShape, InputFile, Model, na
 from dualform.errors import QueryError, RunExists
 
 if TYPE_CHECKING:
-    from dualform.viewer.exhibit import Exhibit
-    from dualform.viewer.report import Chosen
+    from dualform.viewer.opened_run import OpenedRun
+    from dualform.viewer.report import ReportInputs
 
 
 @app.command(epilog="Example: dualform report runs/demo -o demo.html --index 3 --index 8")
@@ -37,33 +37,33 @@ def report(
         raise QueryError(f"there is no directory {out.parent} for {out.name}")
     from dualform import terminal
     from dualform.viewer import report as reports
-    from dualform.viewer.exhibit import open_exhibit
-    from dualform.viewer.questions import Questions
+    from dualform.viewer.api import Api
+    from dualform.viewer.opened_run import open_run
 
-    exhibit = open_exhibit(run, named(model, inputs, class_names, image_shape))
-    chosen = _chosen(exhibit, index, prompt)
-    questions = Questions(exhibit, prepare=False)
+    opened = open_run(run, named(model, inputs, class_names, image_shape))
+    chosen = _chosen(opened, index, prompt)
+    api = Api(opened, prepare=False)
     console = terminal.console()
     with terminal.busy(console, "preparing") as at:
-        questions.jobs.run(at)
-    with terminal.progress(console, "answering", len(list(reports.asked(questions, chosen)))) as done:
-        content = reports.html(reports.collect(questions, chosen, done))
+        api.jobs.run(at)
+    with terminal.progress(console, "answering", len(list(reports.requests_about(api, chosen)))) as done:
+        content = reports.html(reports.collect(api, chosen, done))
     reports.write(out, content)
     console.print(f"{out} ({len(content.encode()) / 1e6:,.1f} MB): open it in a browser")
 
 
-def _chosen(exhibit: "Exhibit", index: list[int] | None, prompts: list[str] | None) -> "Chosen":
+def _chosen(opened: "OpenedRun", index: list[int] | None, prompts: list[str] | None) -> "ReportInputs":
     """What the user named, if it is there; else what suits the run."""
-    from dualform.viewer.asked import OwnInput, Prompt
-    from dualform.viewer.passages import example
-    from dualform.viewer.report import Chosen, chosen_for
-    from dualform.viewer.subject import subject_of
+    from dualform.viewer.passages import example_prompt
+    from dualform.viewer.report import ReportInputs, default_inputs
+    from dualform.viewer.requests import IndexedInput, PromptInput
+    from dualform.viewer.resolved_input import resolve_input
 
-    wanted: list[OwnInput | Prompt] = [OwnInput(one) for one in index or ()]
-    wanted += [Prompt(one, None) for one in prompts or ()]
-    if "spotlight" not in exhibit.cannot:
+    wanted: list[IndexedInput | PromptInput] = [IndexedInput(one) for one in index or ()]
+    wanted += [PromptInput(one) for one in prompts or ()]
+    if "spotlight" not in opened.cannot:
         for one in wanted:
-            subject_of(exhibit, one)  # raises for what there is not, before anything takes time
+            resolve_input(opened, one)  # raises for what there is not, before anything takes time
     if wanted:
-        return Chosen(tuple(index or ()), tuple(prompts or ()))
-    return chosen_for(exhibit) if exhibit.text is None else Chosen(prompts=[example(exhibit.text)])
+        return ReportInputs(tuple(index or ()), tuple(prompts or ()))
+    return default_inputs(opened) if opened.text is None else ReportInputs(prompts=[example_prompt(opened.text)])

@@ -35,12 +35,12 @@ def view(
     from dualform.viewer.port import open_port
 
     with open_port(host, port) as opened:  # before the run is read, for it may be taken
-        from dualform.viewer.exhibit import open_exhibit
-        from dualform.viewer.questions import Questions
+        from dualform.viewer.api import Api
+        from dualform.viewer.opened_run import open_run
         from dualform.viewer.serve import serve
 
-        exhibit = open_exhibit(run, named(model, inputs, class_names, image_shape))
-        serve(run, Questions(exhibit), opened, browser=not no_browser)
+        shown = open_run(run, named(model, inputs, class_names, image_shape))
+        serve(run, Api(shown), opened, browser=not no_browser)
     _leave()
 
 

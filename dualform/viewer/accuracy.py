@@ -1,45 +1,39 @@
 """How many test inputs of each task the model got right, at each stage of its training."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from dualform.viewer import code
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.outputs import probabilities
+from dualform.viewer.jobs import Progress
+from dualform.viewer.opened_run import OpenedRun
+from dualform.viewer.outputs import class_probabilities
 from dualform.viewer.predictions import Predictions
-from dualform.viewer.subject import task_of
 
-_SAMPLE = 1000  # inputs of each task that are looked at: the rest would change a per cent at most
+_MAX_INPUTS = 1000  # of each task, spread evenly over all of them: the rest would change a per cent at most
 
 
-def accuracies(exhibit: Exhibit, predictions: Predictions, progress: Callable[[float], None]) -> dict[str, Any] | None:
-    """None where inputs have no labels, or nothing is known of the model."""
-    if exhibit.outputs is None or exhibit.inputs is None or exhibit.inputs.labels is None:
+def accuracies(run: OpenedRun, predictions: Predictions, progress: Progress) -> dict[str, Any] | None:
+    """Measure accuracies; None where inputs have no labels, or nothing is known of the model."""
+    if run.outputs is None or run.inputs is None or run.inputs.labels is None:
         return None
-    samples = _samples(exhibit)
-    found: dict[str, list[float]] = {task: [] for task in samples}
+    indices: dict[str, list[int]] = {}
+    for index in range(len(run.inputs)):
+        indices.setdefault(run.task_of(index) or "", []).append(index)
+    samples = {}
+    for task, of_task in indices.items():
+        places = torch.linspace(0, len(of_task) - 1, min(_MAX_INPUTS, len(of_task))).long()
+        samples[task] = torch.tensor(of_task)[places]
+    by_task: dict[str, list[float]] = {task: [] for task in samples}
     for number, step in enumerate(predictions.stops):
         progress(number / len(predictions.stops))
         network = predictions.model_at(step)
         for task, rows in samples.items():
-            right = probabilities(network, exhibit.inputs.inputs[rows]).argmax(dim=1) == exhibit.inputs.labels[rows]
-            found[task].append(float(right.float().mean()))
+            predicted = class_probabilities(network, run.inputs.inputs[rows]).argmax(dim=1)
+            by_task[task].append(float((predicted == run.inputs.labels[rows]).float().mean()))
     return {
         "steps": predictions.stops,
-        "tasks": found,
+        "tasks": by_task,
         "inputs": {task: len(rows) for task, rows in samples.items()},
-        "python": "\n".join(code.accuracies(exhibit, predictions.stops, _SAMPLE)),
+        "python": "\n".join(code.accuracies(run, predictions.stops, _MAX_INPUTS)),
     }
-
-
-def _samples(exhibit: Exhibit) -> dict[str, Tensor]:
-    """Numbers of inputs by task, spread evenly over all of them."""
-    by_task: dict[str, list[int]] = {}
-    assert exhibit.inputs is not None
-    for index in range(len(exhibit.inputs)):
-        by_task.setdefault(task_of(exhibit, index) or "", []).append(index)
-    chosen = {task: torch.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).long() for task, rows in by_task.items()}
-    return {task: torch.tensor(by_task[task])[places] for task, places in chosen.items()}

@@ -11,11 +11,11 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from dualform.memory import Memory
+from dualform import Memory
 from dualform.strict_json import printable
 
 TASK, LABEL = "task", "label"
-_MOST = 200  # beyond which charts of classes say nothing, and weights due to each take too much memory
+_MAX_CLASSES = 200  # beyond which charts of classes say nothing, and weights due to each take too much memory
 Row = Mapping[str, Any]
 Names = Mapping[str, Sequence[str]]  # of outputs, by task; "" where there are no tasks
 
@@ -28,8 +28,8 @@ class Class:
 
 
 @dataclass(frozen=True)
-class Span:
-    """A task, when it was trained on, and which classes it has."""
+class TaskSpan:
+    """A task, when it was trained on, and the numbers of its classes."""
 
     name: str
     first_step: int
@@ -39,36 +39,45 @@ class Span:
 
 @dataclass(frozen=True)
 class Classes:
-    """All classes of a run; none, if it has no labels or too many."""
+    """All classes of a run, numbered; none, if it has no labels or too many."""
 
     by: tuple[str, ...]  # the tags that make a class
-    every: tuple[Class, ...]
-    tasks: tuple[Span, ...]
+    entries: tuple[Class, ...]
+    tasks: tuple[TaskSpan, ...]
     outputs: Names
 
     @classmethod
     def of(cls, memory: Memory, names: Names) -> "Classes":
+        """Find the classes of a run: task after task, as they were trained on."""
         by = tuple(tag for tag in (TASK, LABEL) if memory.tags.get(tag) in ("int", "string"))
         if not memory.layers or LABEL not in by:
             return cls((), (), (), names)
         rows: list[Row] = list(memory.visits(memory.layers[0], by=by).rows())
-        if len(rows) > _MOST:
+        if len(rows) > _MAX_CLASSES:
             return cls((), (), (), names)
+        first_steps: dict[str | None, int] = {}
+        for row in rows:
+            first_steps[_task(row)] = min(row["first_step"], first_steps.get(_task(row), row["first_step"]))
         if TASK in by:
-            rows = _by_task(rows)
-        every = tuple(Class(_task(row), row[LABEL], _name(names, _task(row), row[LABEL])) for row in rows)
-        return cls(by, every, _spans(rows) if TASK in by else (), names)
+            rows.sort(key=lambda row: (first_steps[_task(row)], _task(row)))
+        entries = []
+        for row in rows:
+            task, label = _task(row), row[LABEL]
+            known = names.get(task or "", names.get("", ()))
+            named = isinstance(label, int) and 0 <= label < len(known)
+            entries.append(Class(task, label, known[label] if named else printable(str(label))))
+        return cls(by, tuple(entries), _task_spans(rows) if TASK in by else (), names)
 
     def number(self, task: object, label: object) -> int | None:
-        """Of the class with this task, if there are tasks, and this label."""
+        """Return the number of the class with this task, if there are tasks, and this label."""
         return self._numbers.get((str(task) if TASK in self.by else None, label))
 
     @cached_property
     def _numbers(self) -> dict[tuple[str | None, object], int]:
-        return {(one.task, one.label): number for number, one in enumerate(self.every)}
+        return {(entry.task, entry.label): number for number, entry in enumerate(self.entries)}
 
     def of_row(self, row: Row) -> int | None:
-        """The class of a row of a table."""
+        """Return the number of the class of a row of a table."""
         return self.number(row.get(TASK), row.get(LABEL))
 
 
@@ -76,37 +85,24 @@ def _task(row: Row) -> str | None:
     return str(row[TASK]) if TASK in row else None
 
 
-def _name(names: Names, task: str | None, label: int | str) -> str:
-    known = names.get(task or "", names.get("", ()))
-    return known[label] if isinstance(label, int) and 0 <= label < len(known) else printable(str(label))
-
-
-def _by_task(rows: Sequence[Row]) -> list[Row]:
-    """Task after task, as they were trained on."""
-    begun: dict[str | None, int] = {}
-    for row in rows:
-        begun[_task(row)] = min(row["first_step"], begun.get(_task(row), row["first_step"]))
-    return sorted(rows, key=lambda row: (begun[_task(row)], _task(row)))
-
-
-def _spans(rows: Sequence[Row]) -> tuple[Span, ...]:
+def _task_spans(rows: Sequence[Row]) -> tuple[TaskSpan, ...]:
     spans = []
     for task, group in groupby(enumerate(rows), key=lambda numbered: str(numbered[1][TASK])):
-        numbers, seen = zip(*group, strict=True)
-        first, last = min(row["first_step"] for row in seen), max(row["last_step"] for row in seen)
-        spans.append(Span(task, first, last, numbers))
+        numbers, of_task = zip(*group, strict=True)
+        first, last = min(row["first_step"] for row in of_task), max(row["last_step"] for row in of_task)
+        spans.append(TaskSpan(task, first, last, numbers))
     return tuple(spans)
 
 
-def names_of(about: Mapping[str, Any], given: Sequence[str] | None) -> Names:
-    """Names of outputs: those given, or those the run was recorded with, by task or for all."""
-    found: Any = list(given) if given else about.get("class_names")
-    if _are_names(found):
-        return {"": tuple(found)}
-    if isinstance(found, dict) and all(_are_names(some) for some in found.values()):
-        return {str(task): tuple(some) for task, some in found.items()}
+def output_names(about: Mapping[str, Any], chosen: Sequence[str] | None) -> Names:
+    """Return the names of outputs: those the user chose, or those the run was recorded with, by task or for all."""
+    names: Any = list(chosen) if chosen else about.get("class_names")
+    if _are_names(names):
+        return {"": tuple(names)}
+    if isinstance(names, dict) and all(_are_names(of_task) for of_task in names.values()):
+        return {str(task): tuple(of_task) for task, of_task in names.items()}
     return {}
 
 
-def _are_names(found: Any) -> bool:
-    return isinstance(found, list | tuple) and all(isinstance(name, str) and name.isprintable() for name in found)
+def _are_names(content: Any) -> bool:
+    return isinstance(content, list | tuple) and all(isinstance(name, str) and name.isprintable() for name in content)

@@ -8,87 +8,91 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from dualform.attention.plan import Question
-from dualform.viewer.asked import MuteSet
+from dualform import Question
+from dualform.viewer.requests import MuteSet, PassagesRequest
 
 if TYPE_CHECKING:
-    from dualform.viewer.exhibit import Exhibit
+    from dualform.viewer.opened_run import OpenedRun
 
 
-def loaded(exhibit: "Exhibit", *lines: str) -> str:
-    """The run alone, and what follows."""
-    return "\n".join(["import dualform", "", f"memory = dualform.load({str(exhibit.memory.path)!r})", *lines])
+def loaded(run: "OpenedRun", *lines: str) -> str:
+    """Load the run alone, and go on with other lines."""
+    return "\n".join(["import dualform", "", f"memory = dualform.load({str(run.memory.path)!r})", *lines])
 
 
-def opened(exhibit: "Exhibit") -> list[str]:
-    """The run, and the model it ends with."""
-    package, _, factory = (exhibit.model or "").partition(":")
-    arguments = '**memory.about["arguments"]' if not exhibit.named.model and "arguments" in exhibit.memory.about else ""
+def opened(run: "OpenedRun") -> list[str]:
+    """Load the run, and the model it ends with."""
+    package, _, factory = (run.model or "").partition(":")
+    has_arguments = not run.companions.model and "arguments" in run.memory.about
+    arguments = '**memory.about["arguments"]' if has_arguments else ""
     return [
         "import torch",
         "import dualform",
         f"from {package} import {factory}",
         "",
-        f"memory = dualform.load({str(exhibit.memory.path)!r})",
+        f"memory = dualform.load({str(run.memory.path)!r})",
         f"model = memory.model({factory}({arguments})).eval()",
     ]
 
 
-def own_row(exhibit: "Exhibit", index: int) -> list[str]:
-    return [*_inputs(exhibit), f"row = inputs.row({index}){_converted(exhibit)}"]
+def indexed_row(run: "OpenedRun", index: int) -> list[str]:
+    """Read a test input."""
+    return [*_inputs(run), f"row = inputs.row({index}){_conversion(run)}"]
 
 
-def _inputs(exhibit: "Exhibit") -> list[str]:
-    path = exhibit.named.inputs or exhibit.memory.path / exhibit.memory.about["inputs"]
+def _inputs(run: "OpenedRun") -> list[str]:
+    path = run.companions.inputs or run.memory.path / run.memory.about["inputs"]
     lines = ["", "from pathlib import Path", "from dualform.inputs import read_inputs"]
     return [*lines, f"inputs = read_inputs(Path({str(path)!r}))"]
 
 
-def _converted(exhibit: "Exhibit") -> str:
-    """Inputs are stored in one precision, and the model may be in another."""
-    assert exhibit.inputs is not None
-    assert exhibit.network is not None
-    wanted = next((p.dtype for p in exhibit.network.parameters() if p.is_floating_point()), None)
-    fits = not exhibit.inputs.inputs.is_floating_point() or wanted in (None, exhibit.inputs.inputs.dtype)
-    return "" if fits else f".to({wanted})"
+def _conversion(run: "OpenedRun") -> str:
+    """Convert inputs, which are stored in one precision, for a model in another."""
+    assert run.inputs is not None
+    assert run.network is not None
+    precision = next((p.dtype for p in run.network.parameters() if p.is_floating_point()), None)
+    fits = not run.inputs.inputs.is_floating_point() or precision in (None, run.inputs.inputs.dtype)
+    return "" if fits else f".to({precision})"
 
 
-def drawn_row(exhibit: "Exhibit", strokes: str) -> list[str]:
-    named = ", ".join(
-        f"{name}={value!r}" for name, value in vars(exhibit.named).items() if value is not None and name != "inputs"
-    )
-    inputs = "" if exhibit.named.inputs is None else f"inputs=Path({str(exhibit.named.inputs)!r})"
-    arguments = ", ".join(part for part in (inputs, named) if part)
+def drawn_row(run: "OpenedRun", strokes: str) -> list[str]:
+    """Make an input of a drawing."""
+    named = {name: repr(value) for name, value in vars(run.companions).items() if value is not None}
+    if run.companions.inputs is not None:
+        named["inputs"] = f"Path({str(run.companions.inputs)!r})"
+    arguments = ", ".join(f"{name}={value}" for name, value in named.items())
     return [
         "",
         "from pathlib import Path",
-        "from dualform.viewer.exhibit import Named, open_exhibit",
-        f"pen = open_exhibit({str(exhibit.memory.path)!r}, Named({arguments})).pen",
-        f"row = pen.input(pen.image({strokes!r}))",
+        "from dualform.viewer.opened_run import Companions, open_run",
+        f"drawing = open_run({str(run.memory.path)!r}, Companions({arguments})).drawing",
+        f"row = drawing.input(drawing.image({strokes!r}))",
     ]
 
 
-def prompt_row(exhibit: "Exhibit", prompt: str, token: int) -> list[str]:
+def prompt_row(run: "OpenedRun", prompt: str, token: int) -> list[str]:
+    """Encode a prompt up to a token."""
     return [
         "",
         "from dualform.datasets.tokens import encode_prompt",
-        f"text = dualform.text.Text.load({str(exhibit.memory.path / exhibit.memory.about['text'])!r})",
+        f"text = dualform.text.Text.load({str(run.memory.path / run.memory.about['text'])!r})",
         f"row = torch.from_numpy(encode_prompt({prompt!r}, text))[None, : {token + 1}]",
     ]
 
 
 def predicted(model: str, prompt: bool = False) -> list[str]:
-    """The probabilities a model gives to its outputs, or to the next token."""
-    if prompt:
-        return ["with torch.no_grad():", f"    probabilities = torch.softmax({model}(row)[0][:, -1], dim=1)"]
-    return ["with torch.no_grad():", f"    probabilities = torch.softmax({model}(row), dim=1)"]
+    """Compute the probabilities that a model gives to its outputs, or to the next token."""
+    logits = f"{model}(row)[0][:, -1]" if prompt else f"{model}(row)"
+    return ["with torch.no_grad():", f"    probabilities = torch.softmax({logits}, dim=1)"]
 
 
 def at_step(step: int) -> list[str]:
+    """Make the model as it was after a step."""
     return [f"as_it_was = memory.until(step={step}).model(model)"]
 
 
 def history(steps: Sequence[int]) -> list[str]:
+    """Compute probabilities after each of some steps."""
     return [
         f"steps = {list(steps)}",
         "with torch.no_grad():",
@@ -96,61 +100,57 @@ def history(steps: Sequence[int]) -> list[str]:
     ]
 
 
-def accuracies(exhibit: "Exhibit", steps: Sequence[int], most: int) -> list[str]:
-    """Of each task, on as many of its inputs, spread evenly."""
+def accuracies(run: "OpenedRun", steps: Sequence[int], max_inputs: int) -> list[str]:
+    """Measure the accuracy for each task after some steps, on some of its inputs, spread evenly."""
     return [
-        *opened(exhibit),
-        *_inputs(exhibit),
+        *opened(run),
+        *_inputs(run),
         f"steps = {list(steps)}",
         "tasks = torch.zeros(len(inputs)) if inputs.tasks is None else inputs.tasks",
         "accuracies = {}",
         "for task in tasks.unique().tolist():",
         "    rows = torch.nonzero(tasks == task).flatten()",
-        f"    rows = rows[torch.linspace(0, len(rows) - 1, min({most}, len(rows))).long()]",
-        f"    some, wanted = inputs.inputs[rows]{_converted(exhibit)}, inputs.labels[rows]",
+        f"    rows = rows[torch.linspace(0, len(rows) - 1, min({max_inputs}, len(rows))).long()]",
+        f"    sample, labels = inputs.inputs[rows]{_conversion(run)}, inputs.labels[rows]",
         "    with torch.no_grad():",
-        "        said = [memory.until(step=step).model(model)(some).argmax(dim=1) for step in steps]",
-        "    accuracies[task] = [(one == wanted).float().mean().item() for one in said]",
+        "        predicted = [memory.until(step=step).model(model)(sample).argmax(dim=1) for step in steps]",
+        "    accuracies[task] = [(labels == answer).float().mean().item() for answer in predicted]",
     ]
 
 
 def muted(sets: Sequence[MuteSet]) -> list[str]:
-    """The model with these slots muted."""
-    views = "".join(f".without({_conditions(one)})" for one in sets)
-    ranged = any(one.positions for one in sets)
-    known = ['visited = memory.visits(memory.layers[0], by="position")["position"]'] if ranged else []
-    return [*known, f"muted = memory{views}.model(model)"]
+    """Make the model with the slots of these sets muted."""
+    lines, views = [], ""
+    if any(mute_set.positions for mute_set in sets):
+        lines = ['visited = memory.visits(memory.layers[0], by="position")["position"]']
+    for mute_set in sets:
+        conditions = [f"{name}={list(values)!r}" for name, values in mute_set.tags]
+        if mute_set.steps:
+            conditions.append(f"step=range({mute_set.steps[0]}, {mute_set.steps[1]})")
+        if mute_set.positions:
+            first, end = mute_set.positions
+            conditions.append(f"position=visited[(visited >= {first}) & (visited < {end})]")
+        views += f".without({', '.join(conditions)})"
+    return [*lines, f"muted = memory{views}.model(model)"]
 
 
-def _conditions(one: MuteSet) -> str:
-    parts = [f"{name}={list(values)!r}" for name, values in one.tags]
-    if one.steps:
-        parts.append(f"step=range({one.steps[0]}, {one.steps[1]})")
-    if one.positions:
-        first, end = one.positions
-        parts.append(f"position=visited[(visited >= {first}) & (visited < {end})]")
-    return ", ".join(parts)
-
-
-def spotlight(layer: str, summed_rows: bool, questions: Mapping[str, Question]) -> list[str]:
-    """Answers by name, each to a question."""
+def spotlight(layer: str, sums_rows: bool, questions: Mapping[str, Question]) -> list[str]:
+    """Ask a layer's spotlight some questions; each answer gets the question's name."""
     lines = ["from dualform import Timeline, Top, Total", "", f"layer = memory.attend(model, row)[{layer!r}]"]
-    if summed_rows:
+    if sums_rows:
         lines += [f"layer = memory.attend({{{layer!r}: layer.queries.sum(dim=0)}})[{layer!r}]"]
-    return [*lines, *(f"({name},) = layer.collect({_written(question)})" for name, question in questions.items())]
+    for name, question in questions.items():
+        defaults = {entry.name: entry.default for entry in fields(question)}  # type: ignore[arg-type]
+        arguments = [f"{entry}={value!r}" for entry, value in vars(question).items() if value != defaults[entry]]
+        lines.append(f"({name},) = layer.collect({type(question).__name__}({', '.join(arguments)}))")
+    return lines
 
 
-def _written(question: Question) -> str:
-    """A question as one would write it: without what is usual."""
-    usual = {one.name: one.default for one in fields(question)}  # type: ignore[arg-type]
-    said = {name: value for name, value in vars(question).items() if value != usual[name]}
-    return f"{type(question).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
-
-
-def passages(layer: str, hits: int, summed: bool, most: int) -> list[str]:
-    per = ', per="position"' if summed else ""
-    table = '.without("step")' if summed else ""
+def passages(request: PassagesRequest, hits: int) -> list[str]:
+    """Find the passages with the highest attention."""
+    per = ', per="position"' if request.summed else ""
+    table = '.without("step")' if request.summed else ""
     return [
-        f"layer = memory.attend(model, row, rows=-1)[{layer!r}]",
-        f"found = dualform.text.passages(text, layer.top({hits}{per}){table}, most={most})",
+        f"layer = memory.attend(model, row, rows=-1)[{request.layer!r}]",
+        f"passages = dualform.text.passages(text, layer.top({hits}{per}){table}, most={request.most})",
     ]

@@ -19,60 +19,58 @@ READING_SECONDS = 30.0  # for an answer to be taken in part
 class Connection(H11Protocol):
     """uvicorn's own, with deadlines."""
 
-    _late: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
+    _request_deadline: asyncio.TimerHandle | None = None
+    _reading_deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._late = self._abort_after(REQUEST_SECONDS)
+        self._request_deadline = self._abort_after(REQUEST_SECONDS)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if not self._is_incomplete():
-            self._cancel_late()
-        elif self._late is None:
-            self._late = self._abort_after(REQUEST_SECONDS)
-
-    def _is_incomplete(self) -> bool:
-        """Whether part of a request is still to come: of its head, or of its body, though it be answered already."""
+        # part of a request may still be to come: of its head, or of its body, though it be answered already
         state = self.conn.their_state
-        return state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+        incomplete = state is h11.SEND_BODY or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
+        if not incomplete:
+            self._cancel_request_deadline()
+        elif self._request_deadline is None:
+            self._request_deadline = self._abort_after(REQUEST_SECONDS)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._unread = self._abort_after(READING_SECONDS)
+        self._reading_deadline = self._abort_after(READING_SECONDS)
 
     def resume_writing(self) -> None:
-        self._cancel_unread()
+        self._cancel_reading_deadline()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_late()
-        self._cancel_unread()
+        self._cancel_request_deadline()
+        self._cancel_reading_deadline()
         super().connection_lost(exc)
 
     def _abort_after(self, seconds: float) -> asyncio.TimerHandle:
         return self.loop.call_later(seconds, self.transport.abort)
 
-    def _cancel_late(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
+    def _cancel_request_deadline(self) -> None:
+        if self._request_deadline is not None:
+            self._request_deadline.cancel()
+            self._request_deadline = None
 
-    def _cancel_unread(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _cancel_reading_deadline(self) -> None:
+        if self._reading_deadline is not None:
+            self._reading_deadline.cancel()
+            self._reading_deadline = None
 
     def send_400_response(self, msg: str) -> None:
-        """To what is no HTTP, or too much of it: said as every other no, and no application has seen it."""
+        """Answer what is no HTTP, or too much of it, like every other refusal; no application has seen it."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.abort()  # it has been answered, and the nonsense is the rest of it
             return
         body = json.dumps({"error": msg}).encode()
-        facts = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), "Connection": "close"}
         events: list[Any] = [
-            h11.Response(status_code=400, headers=list({**facts, **safety_headers()}.items()), reason=b"Bad Request"),
+            h11.Response(status_code=400, headers=list({**headers, **safety_headers()}.items()), reason=b"Bad Request"),
             h11.Data(data=body),
             h11.EndOfMessage(),
         ]

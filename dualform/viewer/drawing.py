@@ -1,8 +1,8 @@
 """A drawing as the model would have been shown it: as large, as thick and in the same place as training images are.
 
-    pen = Pen.of(pictures, inputs)                  # raises Refused where a drawing cannot become an input
-    pen.image("AQID...")                            # (pixels,), as people see it
-    pen.input(image)                                # (1, ...), as the model takes it
+    converter = DrawingConverter.of(pictures, inputs)   # raises Refused where a drawing cannot become an input
+    image = converter.image("AQID...")                  # (pixels,), as people see it
+    converter.input(image)                              # (1, ...), as the model takes it
 
 A drawing is strokes on a pad: two bytes a point, x and y from 0 to 254; 255 255 lifts the pen.
 """
@@ -23,63 +23,72 @@ from dualform.viewer.images import Pictures, Shape
 Array = NDArray[np.float64]
 
 _LIFTED = 255
-_MOST_POINTS = 2000
-_SAMPLE = 1000  # images that are measured
+_MAX_POINTS = 2000
+_MEASURED_IMAGES = 1000
 _INKED = 0.25  # share of the most ink from which a pixel belongs to the figure
-_PEN = 0.07  # radius of the pen, of the figure's longer side
-_FINE = 3  # points across a pixel at which ink is measured
+_PEN_RADIUS = 0.07  # of the figure's longer side
+_SAMPLES = 3  # across a pixel, at which ink is measured
 _STRAIGHT = 1e-3  # of the inputs' spread: how far they may be from a straight line over the images
 
 
 @dataclass(frozen=True)
-class Pen:
+class DrawingConverter:
     """What drawings are made to look like, and how images become inputs."""
 
     shape: Shape
-    side: float  # of the longer side of a figure, in pixels
+    side: float  # the longer side of a figure, in pixels
     centre: tuple[float, float]  # of its mass: x, y in pixels
     ink: tuple[float, float]  # numbers of a pixel without and with ink
     scale: float  # input = scale * image + offset
     offset: float
-    like: Tensor  # an input, for its shape and precision: (1, ...)
+    example: Tensor  # an input, for its shape and precision: (1, ...)
 
     @classmethod
-    def of(cls, pictures: Pictures, inputs: Inputs) -> "Pen":
+    def of(cls, pictures: Pictures, inputs: Inputs) -> "DrawingConverter":
+        """Measure the training images, or else the test images."""
         images = pictures.trainings if pictures.trainings is not None else pictures.tests
         low, high = pictures.ink
-        sample = images[torch.linspace(0, len(images) - 1, min(_SAMPLE, len(images))).long()]
-        share = ((sample.double() - low) / (high - low)).clamp(0, 1).reshape(-1, *pictures.shape).numpy()
-        scale, offset = _line(pictures.tests, inputs.inputs)
-        return cls(pictures.shape, _usual_side(share), _usual_centre(share), (low, high), scale, offset, inputs.row(0))
+        sample = images[torch.linspace(0, len(images) - 1, min(_MEASURED_IMAGES, len(images))).long()]
+        shares = ((sample.double() - low) / (high - low)).clamp(0, 1).reshape(-1, *pictures.shape).numpy()
+        sides = []
+        for share in shares:
+            rows, columns = (np.flatnonzero((share > _INKED).any(axis=axis)) for axis in (1, 0))
+            if len(rows):
+                sides.append(max(np.ptp(rows), np.ptp(columns)) + 1)
+        side = float(np.median(sides)) if sides else float(max(pictures.shape))
+        x, y = np.median([_centre_of_mass(share) for share in shares], axis=0)
+        scale, offset = _fit_line(pictures.tests, inputs.inputs)
+        return cls(pictures.shape, side, (float(x), float(y)), (low, high), scale, offset, inputs.row(0))
 
     def image(self, drawn: str) -> Tensor:
-        """Strokes in ink: (pixels,)."""
-        strokes = strokes_of(drawn)
+        """Draw strokes in ink: (pixels,)."""
+        strokes = decode_strokes(drawn)
         points = np.concatenate(strokes)
         extent = max(float((points.max(axis=0) - points.min(axis=0)).max()), 1.0)
-        radius = max(_PEN * self.side, 0.5)
+        radius = max(_PEN_RADIUS * self.side, 0.5)
         factor = max(self.side - 2 * radius, 1.0) / extent
         placed = [(stroke - points.mean(axis=0)) * factor for stroke in strokes]
         middle = self.shape[1] / 2, self.shape[0] / 2
-        once = _inked(placed, middle, radius, self.shape)
+        first = _covered(placed, middle, radius, self.shape)
         # its mass is not in the middle of its points: put down once more, where the training images have theirs
-        at = np.array(middle) + np.array(self.centre) - np.array(_mass(once))
-        share = _inked(placed, (float(at[0]), float(at[1])), radius, self.shape)
+        at = np.array(middle) + np.array(self.centre) - np.array(_centre_of_mass(first))
+        share = _covered(placed, (float(at[0]), float(at[1])), radius, self.shape)
         low, high = self.ink
         return torch.from_numpy(low + share * (high - low)).flatten()
 
     def input(self, image: Tensor) -> Tensor:
-        return (self.scale * image + self.offset).to(self.like.dtype).reshape(self.like.shape)
+        """Scale an image as the inputs are."""
+        return (self.scale * image + self.offset).to(self.example.dtype).reshape(self.example.shape)
 
 
-def strokes_of(drawn: str) -> list[Array]:
-    """The strokes of a drawing, (points, 2) each, at least one."""
+def decode_strokes(drawn: str) -> list[Array]:
+    """Return the strokes of a drawing, (points, 2) each, at least one."""
     try:
         raw = base64.b64decode(drawn + "=" * (-len(drawn) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise Refused(f"a drawing is base64url of its points: {error}") from None
-    if len(raw) % 2 or len(raw) > 2 * _MOST_POINTS:
-        raise Refused(f"a drawing has two bytes a point and at most {_MOST_POINTS:,} points, not {len(raw)} bytes")
+    if len(raw) % 2 or len(raw) > 2 * _MAX_POINTS:
+        raise Refused(f"a drawing has two bytes a point and at most {_MAX_POINTS:,} points, not {len(raw)} bytes")
     points = np.frombuffer(raw, np.uint8).reshape(-1, 2)
     breaks = np.flatnonzero((points == _LIFTED).all(axis=1))
     strokes = [part[(part != _LIFTED).all(axis=1)].astype(np.float64) for part in np.split(points, breaks)]
@@ -89,54 +98,39 @@ def strokes_of(drawn: str) -> list[Array]:
     return strokes
 
 
-def _inked(strokes: list[Array], at: tuple[float, float], radius: float, shape: Shape) -> Array:
-    """How much of each pixel a round pen along the strokes covers, 0 to 1: (height, width)."""
-    fine = (np.arange(_FINE * max(shape)) + 0.5) / _FINE  # pixels
-    x, y = np.meshgrid(fine[: _FINE * shape[1]] - at[0], fine[: _FINE * shape[0]] - at[1])
+def _covered(strokes: list[Array], at: tuple[float, float], radius: float, shape: Shape) -> Array:
+    """Return how much of each pixel a round pen along the strokes covers, 0 to 1: (height, width)."""
+    places = (np.arange(_SAMPLES * max(shape)) + 0.5) / _SAMPLES  # pixels
+    x, y = np.meshgrid(places[: _SAMPLES * shape[1]] - at[0], places[: _SAMPLES * shape[0]] - at[1])
     nearest = np.full(x.shape, np.inf)
     for stroke in strokes:
         for start, end in zip(stroke, stroke[1:] if len(stroke) > 1 else stroke, strict=False):
             np.minimum(nearest, _squared_distance(x, y, start, end), out=nearest)
-    covered = np.clip((radius - np.sqrt(nearest)) * _FINE + 0.5, 0, 1)
-    found: Array = covered.reshape(shape[0], _FINE, shape[1], _FINE).mean(axis=(1, 3))
-    return found
+    inside = np.clip((radius - np.sqrt(nearest)) * _SAMPLES + 0.5, 0, 1)
+    share: Array = inside.reshape(shape[0], _SAMPLES, shape[1], _SAMPLES).mean(axis=(1, 3))
+    return share
 
 
 def _squared_distance(x: Array, y: Array, start: Array, end: Array) -> Array:
-    """Of each place from a piece of a stroke."""
+    """Return the squared distance of each place from a piece of a stroke."""
     along = end - start
     length = float(along @ along)
     share = np.clip(((x - start[0]) * along[0] + (y - start[1]) * along[1]) / length, 0, 1) if length else 0.0
-    found: Array = (x - start[0] - share * along[0]) ** 2 + (y - start[1] - share * along[1]) ** 2
-    return found
+    squared: Array = (x - start[0] - share * along[0]) ** 2 + (y - start[1] - share * along[1]) ** 2
+    return squared
 
 
-def _mass(share: Array) -> tuple[float, float]:
-    """The centre of mass, x and y in pixels."""
+def _centre_of_mass(share: Array) -> tuple[float, float]:
+    """Return x and y in pixels."""
     total = max(float(share.sum()), 1e-12)
     y, x = (np.arange(side) + 0.5 for side in share.shape)
     return float((share.sum(axis=0) * x).sum() / total), float((share.sum(axis=1) * y).sum() / total)
 
 
-def _usual_centre(shares: Array) -> tuple[float, float]:
-    centres = np.array([_mass(share) for share in shares])
-    return float(np.median(centres[:, 0])), float(np.median(centres[:, 1]))
-
-
-def _usual_side(shares: Array) -> float:
-    """The longer side of what is inked, of a usual image."""
-    sides = []
-    for share in shares:
-        rows, columns = (np.flatnonzero((share > _INKED).any(axis=axis)) for axis in (1, 0))
-        if len(rows):
-            sides.append(max(np.ptp(rows), np.ptp(columns)) + 1)
-    return float(np.median(sides)) if sides else float(max(shares.shape[1:]))
-
-
-def _line(images: Tensor, inputs: Tensor) -> tuple[float, float]:
-    """Scale and offset by which images became inputs; raises if they became them in another way."""
-    rows = inputs[:_SAMPLE].double().flatten(start_dim=1)
-    pixels = images[:_SAMPLE].double()
+def _fit_line(images: Tensor, inputs: Tensor) -> tuple[float, float]:
+    """Return the scale and offset by which images became inputs; raises if they became them in another way."""
+    rows = inputs[:_MEASURED_IMAGES].double().flatten(start_dim=1)
+    pixels = images[:_MEASURED_IMAGES].double()
     if rows.shape != pixels.shape:
         raise Refused("drawing is for models that take images pixel by pixel: these inputs have another size")
     x, y = pixels.flatten(), rows.flatten()

@@ -4,17 +4,28 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dualform.experiments.result_files import RUNS
 from dualform.viewer import code
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.passages import example
+from dualform.viewer.opened_run import OpenedRun
+from dualform.viewer.passages import example_prompt
+
+_RUNS, _RESULTS = "runs", "results.json"  # an experiment keeps EXPERIMENT/runs/NAME beside its results
 
 
-def answer(exhibit: Exhibit, per: list[str]) -> dict[str, Any]:
-    memory, classes = exhibit.memory, exhibit.classes
+def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
+    """Describe a run.
+
+    Args:
+        run: The run.
+        per: Tags over which visits can be summed.
+    """
+    memory, classes = run.memory, run.classes
     summary = memory.summary()
-    kept = f"keys summed by {memory.merged_by}" if memory.merged_by else "keys"
-    stored = "keys and values" if summary["storage"]["values"] else kept
+    keys = f"keys summed by {memory.merged_by}" if memory.merged_by else "keys"
+    stored = "keys and values" if summary["storage"]["values"] else keys
+    accuracy = None if run.outputs is None else run.outputs.accuracy
+    inputs = None
+    if run.inputs is not None:
+        inputs = {"count": len(run.inputs), "labelled": run.inputs.labels is not None, "accuracy": accuracy}
     return {
         "name": _name(memory.path.resolve()),
         "path": str(memory.path),
@@ -22,41 +33,34 @@ def answer(exhibit: Exhibit, per: list[str]) -> dict[str, Any]:
         "stored": f"{stored} in {summary['storage']['dtype']}",
         "layers": [{"name": name, **about} for name, about in summary["layers"].items()],
         "snapshots": summary["snapshots"],
-        "kind": exhibit.kind,
-        "model": exhibit.model,
-        "image": None if exhibit.pictures is None else {"shape": list(exhibit.pictures.shape)},
-        "classes": [asdict(one) for one in classes.every],
+        "kind": run.kind,
+        "model": run.model,
+        "image": None if run.pictures is None else {"shape": list(run.pictures.shape)},
+        "classes": [asdict(entry) for entry in classes.entries],
         "tasks": [asdict(task) for task in classes.tasks],
-        "outputs": _output_names(exhibit),
-        "inputs": _inputs(exhibit),
+        "outputs": _output_names(run),
+        "inputs": inputs,
         "per": per,
-        "cannot": exhibit.cannot,
-        "missing": [{"what": what, "do": instead} for what, instead in exhibit.missing.items()],
-        "python": code.loaded(exhibit, "print(memory)", "memory.summary()"),
-        "example": None if exhibit.text is None else example(exhibit.text),
+        "cannot": run.cannot,
+        "missing": [{"what": what, "do": instead} for what, instead in run.missing.items()],
+        "python": code.loaded(run, "print(memory)", "memory.summary()"),
+        "example": None if run.text is None else example_prompt(run.text),
     }
 
 
 def _name(path: Path) -> str:
-    """Of the run's directory; of one among others of an experiment, with the experiment's before it."""
+    """Return the name of the run's directory; of a run of an experiment, with the experiment's before it."""
     experiment = path.parent.parent
-    if path.parent.name != RUNS or not (experiment / "results.json").is_file() or experiment.name == path.name:
+    if path.parent.name != _RUNS or not (experiment / _RESULTS).is_file() or experiment.name == path.name:
         return path.name
     return f"{experiment.name}/{path.name}"
 
 
-def _output_names(exhibit: Exhibit) -> dict[str, list[str]] | None:
-    """Names of the model's outputs, by task; numbers where they have none."""
-    if exhibit.outputs is None:
+def _output_names(run: OpenedRun) -> dict[str, list[str]] | None:
+    """Return the names of the model's outputs, by task; numbers where they have none."""
+    if run.outputs is None:
         return None
-    count = exhibit.outputs.probabilities.shape[1]
+    count = run.outputs.probabilities.shape[1]
     numbers = [str(number) for number in range(count)]
-    named = {task: [*names[:count], *numbers[len(names) :]] for task, names in exhibit.classes.outputs.items()}
+    named = {task: [*names[:count], *numbers[len(names) :]] for task, names in run.classes.outputs.items()}
     return named or {"": numbers}
-
-
-def _inputs(exhibit: Exhibit) -> dict[str, Any] | None:
-    if exhibit.inputs is None:
-        return None
-    accuracy = None if exhibit.outputs is None else exhibit.outputs.accuracy
-    return {"count": len(exhibit.inputs), "labelled": exhibit.inputs.labels is not None, "accuracy": accuracy}

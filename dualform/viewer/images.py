@@ -8,9 +8,7 @@ import base64
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.inputs import Inputs
@@ -29,11 +27,15 @@ class Pictures:
 
     @classmethod
     def of(cls, inputs: Inputs, shape: Shape | None) -> "Pictures | None":
-        """None where there are no images: inputs themselves are, if a shape is given, or if they have channels."""
-        found = inputs.images if inputs.images is not None else inputs.inputs
-        if inputs.images is None and shape is None and found.dim() != 4:
+        """Find the images of inputs: the inputs themselves, if a shape is passed or they have channels.
+
+        Returns:
+            None where there are no images.
+        """
+        images = inputs.images if inputs.images is not None else inputs.inputs
+        if inputs.images is None and shape is None and images.dim() != 4:
             return None
-        tests, shape = _as_grey(found, shape)
+        tests, shape = _as_grey(images, shape)
         if tests is None or shape is None:
             return None
         trainings = None if inputs.training_images is None else _as_grey(inputs.training_images, shape)[0]
@@ -46,26 +48,22 @@ class Pictures:
         return float(low), float(high) if high > low else float(low) + 1.0
 
     def test(self, index: int) -> str:
-        return self.encoded(self.tests[index])
+        return self.encode(self.tests[index])
 
     def training(self, number: object) -> str | None:
-        """Of the training example with this id; None if there is no image of it."""
-        known = self.trainings is not None and isinstance(number, int) and 0 <= number < len(self.trainings)
-        return self.encoded(self.trainings[number]) if known else None  # type: ignore[index]
+        """Encode the training example with this id; None if there is no image of it."""
+        if self.trainings is None or not isinstance(number, int) or not 0 <= number < len(self.trainings):
+            return None
+        return self.encode(self.trainings[number])
 
-    def encoded(self, pixels: Tensor) -> str:
+    def encode(self, pixels: Tensor) -> str:
         low, high = self.ink
         share = ((pixels.double() - low) / (high - low)).clamp(0, 1).nan_to_num()
         return base64.b64encode((share * 255).round().to(torch.uint8).numpy().tobytes()).decode()
 
 
-def decoded(pixels: str, shape: Shape) -> NDArray[np.uint8]:
-    """(height, width)"""
-    return np.frombuffer(base64.b64decode(pixels), np.uint8).reshape(shape)
-
-
 def _as_grey(images: Tensor, shape: Shape | None) -> tuple[Tensor | None, Shape | None]:
-    """Images as rows of pixels, and their shape; None and None where they have no two sides."""
+    """Return images as rows of pixels, and their shape; None and None where they have no two sides."""
     if not (images.is_floating_point() or images.dtype in (torch.uint8, torch.int16, torch.int32, torch.int64)):
         return None, None
     if images.dim() == 4 and images.shape[1] in _CHANNELS:

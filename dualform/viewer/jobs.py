@@ -13,12 +13,20 @@ from typing import Any
 
 from dualform.errors import DualformError
 
-Work = Callable[[Callable[[float], None]], None]  # is given whom to tell its share
+Progress = Callable[[float], None]  # is called with the share of the work that is done
+Work = Callable[[Progress], None]
 
 
 @dataclass
 class Job:
-    """Done, failed for a reason, or still to be done: then `share` says how far it is, if that is known."""
+    """Work that is done, has failed for a reason, or is still to be done.
+
+    Args:
+        name: What requests call it.
+        what: What it does, for people.
+        work: Does it.
+        share: How much of it is done; None where that is not known.
+    """
 
     name: str
     what: str
@@ -28,8 +36,9 @@ class Job:
     failed: str | None = None
 
     def run(self) -> None:
+        """Do the work; a failure is noted, not raised."""
         try:
-            self.work(self._tell)
+            self.work(self._set_share)
         except DualformError as error:
             self.failed = str(error)
         except Exception as error:  # a fault of ours: the page goes on without it, and says so
@@ -37,31 +46,32 @@ class Job:
             self.failed = "this failed unexpectedly; the terminal has the reason"
         self.done = True
 
-    def _tell(self, share: float) -> None:
+    def _set_share(self, share: float) -> None:
         self.share = share
 
 
 class Jobs:
-    """Jobs in order. `stop` leaves out those not begun."""
+    """Jobs that are done in order."""
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self._jobs = list(jobs)
         self._stopped = False
         self._over = Event()
 
-    def run(self, told: Callable[[str], None] = lambda what: None) -> None:
-        """All of them; `told` is called with what each is about as its turn comes."""
+    def run(self, progress: Callable[[str], None] = lambda what: None) -> None:
+        """Do all jobs; `progress` is called with what each does as its turn comes."""
         for job in self._jobs:
             if not self._stopped:
-                told(job.what)
+                progress(job.what)
                 job.run()
         self._over.set()
 
     def wait(self) -> None:
-        """Until all that will be done is done, in whichever thread."""
+        """Wait until all that will be done is done, in whichever thread."""
         self._over.wait()
 
     def stop(self) -> None:
+        """Leave out the jobs that have not begun."""
         self._stopped = True
 
     def to_list(self) -> list[dict[str, Any]]:

@@ -6,62 +6,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import Refused
-from dualform.viewer.asked import Asked
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.outputs import MOST
-from dualform.viewer.subject import task_of
-
-_MOST_AT_ONCE = 500
-_OUTCOMES = {"right": True, "wrong": False}
+from dualform.viewer.opened_run import OpenedRun
+from dualform.viewer.outputs import MAX_INPUTS
+from dualform.viewer.requests import InputsRequest
 
 
-def answer(exhibit: Exhibit, asked: Asked) -> dict[str, Any]:
-    start, count = asked.count("start"), asked.count("count", 1, _MOST_AT_ONCE)
-    number, outcome, search = asked.count_or_none("class"), asked.text_or_none("outcome"), asked.text("search")
-    asked.end()
-    if outcome not in (None, *_OUTCOMES):
-        raise Refused(f"'outcome' is 'right', 'wrong' or null, not {outcome!r}")
-    if number is not None and number >= len(exhibit.classes.every):
-        raise Refused(f"there is no class {number}; there are {len(exhibit.classes.every)}")
-    order = _in_order(exhibit)
-    if outcome is not None:
-        order = order[_right(exhibit)[order] == _OUTCOMES[outcome]]
-    fitting = [i for i in order.tolist() if search in str(i) and (number is None or class_of(exhibit, i) == number)]
-    return {"total": len(fitting), "inputs": [shown(exhibit, i) for i in fitting[start : start + count]]}
+def answer(run: OpenedRun, request: InputsRequest) -> dict[str, Any]:
+    """List the inputs that fit the filters of a request."""
+    if request.class_ is not None and request.class_ >= len(run.classes.entries):
+        raise Refused(f"there is no class {request.class_}; there are {len(run.classes.entries)}")
+    right: NDArray[np.bool_] | None = None
+    if run.outputs is not None and run.outputs.right is not None:
+        right = run.outputs.right.numpy()
+    indices = np.arange(0 if run.inputs is None else min(len(run.inputs), MAX_INPUTS))
+    if right is not None:
+        indices = np.argsort(right, kind="stable")  # mistakes first
+    if request.outcome is not None:
+        if right is None:
+            raise Refused("whether inputs are classified correctly is not known: this needs the model and labels")
+        indices = indices[right[indices] == (request.outcome == "right")]
+    fitting = [
+        index
+        for index in indices.tolist()
+        if request.search in str(index) and (request.class_ is None or run.class_of(index) == request.class_)
+    ]
+    page = fitting[request.start : request.start + request.count]
+    return {"total": len(fitting), "inputs": [describe_input(run, index) for index in page]}
 
 
-def _in_order(exhibit: Exhibit) -> NDArray[np.int64]:
-    """Mistakes first."""
-    count = 0 if exhibit.inputs is None else min(len(exhibit.inputs), MOST)
-    if exhibit.outputs is None or exhibit.outputs.right is None:
-        return np.arange(count)
-    return np.argsort(_right(exhibit), kind="stable")
-
-
-def _right(exhibit: Exhibit) -> NDArray[np.bool_]:
-    if exhibit.outputs is None or exhibit.outputs.right is None:
-        raise Refused("whether inputs are classified correctly is not known: this needs the model and labels")
-    found: NDArray[np.bool_] = exhibit.outputs.right.numpy()
-    return found
-
-
-def class_of(exhibit: Exhibit, index: int) -> int | None:
-    """The true class of an input."""
-    if exhibit.inputs is None or exhibit.inputs.labels is None:
-        return None
-    return exhibit.classes.number(task_of(exhibit, index), int(exhibit.inputs.labels[index]))
-
-
-def shown(exhibit: Exhibit, index: int) -> dict[str, Any]:
-    """An input as it stands in the list."""
-    inputs, outputs = exhibit.inputs, exhibit.outputs
-    predicted = None if outputs is None else int(outputs.predicted[index])
+def describe_input(run: OpenedRun, index: int) -> dict[str, Any]:
+    """Describe an input as it stands in the list."""
+    predicted = None if run.outputs is None else int(run.outputs.predicted[index])
+    probability = None
+    if run.outputs is not None and predicted is not None:
+        probability = float(run.outputs.probabilities[index, predicted])
     return {
         "index": index,
-        "label": None if inputs is None or inputs.labels is None else int(inputs.labels[index]),
-        "class": class_of(exhibit, index),
-        "task": task_of(exhibit, index),
+        "label": None if run.inputs is None or run.inputs.labels is None else int(run.inputs.labels[index]),
+        "class": run.class_of(index),
+        "task": run.task_of(index),
         "predicted": predicted,
-        "probability": None if outputs is None or predicted is None else float(outputs.probabilities[index, predicted]),
-        "pixels": None if exhibit.pictures is None else exhibit.pictures.test(index),
+        "probability": probability,
+        "pixels": None if run.pictures is None else run.pictures.test(index),
     }

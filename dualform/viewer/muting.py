@@ -6,7 +6,8 @@ is muted, such as single images or a stretch of time, is read from the run: all 
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -14,154 +15,142 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 
-from dualform.dual.group_weights import GroupWeights
+from dualform import GroupWeights
 from dualform.errors import QueryError, Refused, UnknownName
-from dualform.store import clean_name
 from dualform.viewer import code
-from dualform.viewer.asked import Asked, MuteSet
-from dualform.viewer.exhibit import POSITION, Exhibit
-from dualform.viewer.predictions import LIKELIEST, said_as, said_of
-from dualform.viewer.subject import Subject, subject_of
+from dualform.viewer.opened_run import POSITION, OpenedRun
+from dualform.viewer.predictions import LIKELIEST_TOKENS, prediction, probabilities_for
+from dualform.viewer.requests import MuteRequest, MuteSet
+from dualform.viewer.resolved_input import ResolvedInput, resolve_input
 
-Added = Mapping[str, Tensor]  # by parameter
-_KEPT = 8  # sets whose weights are kept
+Added = Mapping[str, Tensor]  # what slots have added, by parameter
+_CACHED_SETS = 8  # whose weights are kept, by layer
 
 
 class Muting:
     """Answers about muted slots. `group_weights` is None until it has been summed up."""
 
-    def __init__(self, exhibit: Exhibit) -> None:
-        self._exhibit, self._memory = exhibit, exhibit.memory
+    def __init__(self, run: OpenedRun) -> None:
+        self._run, self._memory = run, run.memory
         self.group_weights: GroupWeights | None = None
-        self._unsummed = False
-        self._read = lru_cache(maxsize=_KEPT)(self._read_from_run)
-        self._seen = lru_cache(maxsize=None)(lambda layer: list(self._memory.visits(layer, exhibit.classes.by).rows()))
-        self._one_at_a_time = threading.Lock()  # parameters are exchanged in the network while it runs
-        self._network = copy.deepcopy(exhibit.network)
-
-    @property
-    def possible(self) -> bool:
-        return "mute" not in self._exhibit.cannot
+        self._too_large = False
+        self._read = lru_cache(maxsize=_CACHED_SETS)(self._read_from_run)
+        self._visits = lru_cache(maxsize=None)(self._count_visits)
+        self._slots = {layer: facts["slots"] for layer, facts in self._memory.summary()["layers"].items()}
+        self._lock = threading.Lock()  # parameters are exchanged in the network while it runs
+        self._network = copy.deepcopy(run.network)
+        self._parameters = {} if self._network is None else self._memory.parameters(self._network)
 
     def prepare(self, progress: Callable[[str], None] = lambda layer: None) -> None:
         """Sum up the weights due to each class: one reading of all slots."""
-        if self.possible and self._exhibit.classes.by:
-            try:
-                self.group_weights = self._memory.group_weights(by=self._exhibit.classes.by, progress=progress)
-                for layer in self._memory.layers:
-                    self._seen(layer)
-            except QueryError:  # more than fits into memory: each is read when it is muted
-                self._unsummed = True
+        if "mute" in self._run.cannot or not self._run.classes.by:
+            return
+        try:
+            self.group_weights = self._memory.group_weights(by=self._run.classes.by, progress=progress)
+        except QueryError:  # more than fits into memory: each is read when it is muted
+            self._too_large = True
+            return
+        for layer in self._memory.layers:
+            self._visits(layer)
 
-    def is_quick(self, body: object) -> bool:
-        """Whether a question needs no reading of slots, as far as can be seen before it is checked."""
-        sets = body.get("mute") if isinstance(body, dict) else None
-        by = () if self._unsummed else self._exhibit.classes.by
-        return not isinstance(sets, list) or all(isinstance(one, dict) and one.keys() <= {*by} for one in sets)
+    def reads_slots(self, request: MuteRequest) -> bool:
+        """Return whether slots have to be read for an answer."""
+        return bool(request.mute) and (self._too_large or not all(map(self._is_of_classes, request.mute)))
 
-    def mute(self, asked: Asked) -> dict[str, Any]:
-        subject, sets = subject_of(self._exhibit, asked.input()), asked.mute()
-        asked.end()
-        if not self.possible:
-            raise Refused(self._exhibit.cannot["mute"])
-        added, slots = self._added(sets)
-        before = self._said(subject, {})
-        after = self._said(subject, {name: one for layer in added.values() for name, one in layer.items()})
-        alone = {name: self._said(subject, one) for name, one in added.items()}
-        tokens = None if self._exhibit.text is None else _worth_showing(before, after)
-        lines = [*subject.python, *code.muted(sets), *code.predicted("muted", prompt=subject.token is not None)]
+    def mute(self, request: MuteRequest) -> dict[str, Any]:
+        """Say what the model says before, without the muted slots, and without them in each layer alone."""
+        resolved, text = resolve_input(self._run, request.input), self._run.text
+        if "mute" in self._run.cannot:
+            raise Refused(self._run.cannot["mute"])
+        added, slots = self._added(request.mute)
+        everywhere = {name: tensor for layer in added.values() for name, tensor in layer.items()}
+        before, after = self._probabilities(resolved, {}), self._probabilities(resolved, everywhere)
+        alone = {layer: self._probabilities(resolved, of_layer) for layer, of_layer in added.items()}
+        tokens = None if text is None else _shown_tokens(before, after)
+        lines = [*resolved.python, *code.muted(request.mute)]
+        lines += code.predicted("muted", prompt=resolved.token is not None)
         return {
-            "before": said_as(before, self._exhibit.text, tokens),
-            "after": said_as(after, self._exhibit.text, tokens),
-            "layers": {name: said_as(one, self._exhibit.text, tokens) for name, one in alone.items()},
+            "before": prediction(before, text, tokens),
+            "after": prediction(after, text, tokens),
+            "layers": {layer: prediction(probabilities, text, tokens) for layer, probabilities in alone.items()},
             "slots": slots,
             "python": "\n".join(lines),
         }
 
-    def _said(self, subject: Subject, added: Added) -> Tensor:
-        """What the network says without what some slots have added to its parameters."""
+    def _probabilities(self, resolved: ResolvedInput, added: Added) -> Tensor:
+        """Return what the network says without what some slots have added to its parameters."""
         assert self._network is not None
-        with self._one_at_a_time:
-            if not added:
-                return said_of(self._network, subject)
-            own = {name: p for name, p in self._network.named_parameters() if clean_name(name) in added}
-            changed = {name: (p.double() - added[clean_name(name)]).to(p.dtype) for name, p in own.items()}
-            return said_of(_Changed(self._network, changed), subject)
+        with self._lock, _without(self._parameters, added):
+            return probabilities_for(self._network, resolved)
 
     def _added(self, sets: Sequence[MuteSet]) -> tuple[dict[str, Added], dict[str, list[int]]]:
-        """What all slots of the sets have added to each layer; and how many they are, of how many."""
-        classes, others = self._classes(sets), [one for one in sets if not self._of_classes(one)]
-        if classes and self.group_weights is None and not self._unsummed:
+        """Return what all slots of the sets have added to each layer; and how many they are, of how many."""
+        classes, others = self._classes(sets), [s for s in sets if not self._is_of_classes(s)]
+        if classes and self.group_weights is None and not self._too_large:
             raise Refused("the weights due to each class are being summed up", status=503, job="mute")
-        if self._unsummed:
+        if self._too_large:
             classes, others = [], list(sets)
-        found: dict[str, Added] = {}
+        added: dict[str, Added] = {}
         slots = {}
         for layer in self._memory.layers:
-            parts = [self._by_group_weights(layer, classes)] if classes else []
-            count = self._visits(layer, classes) if classes else 0
-            for number, one in enumerate(others):
-                part, more = self._read(layer, one, frozenset(classes), tuple(others[:number]))
+            parts, count = list[Added](), 0
+            if classes and self.group_weights is not None:
+                rows = enumerate(self.group_weights.groups.rows())
+                groups = [number for number, row in rows if self._run.classes.of_row(row) in classes]
+                parts.append(self.group_weights.added(layer, groups))
+                count = sum(self._visits(layer).get(number, 0) for number in classes)
+            for number, mute_set in enumerate(others):
+                part, more = self._read(layer, mute_set, frozenset(classes), tuple(others[:number]))
                 parts.append(part)
                 count += more
             if parts:
-                found[layer] = {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
+                added[layer] = {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
             slots[layer] = [count, self._slots[layer]]
-        return found, slots
+        return added, slots
 
-    def _visits(self, layer: str, classes: Sequence[int]) -> int:
-        return sum(row["visits"] for row in self._seen(layer) if self._exhibit.classes.of_row(row) in classes)
+    def _count_visits(self, layer: str) -> dict[int | None, int]:
+        """Count the slots of a layer by class."""
+        classes = self._run.classes
+        return {classes.of_row(row): row["visits"] for row in self._memory.visits(layer, by=classes.by).rows()}
 
-    @cached_property
-    def _slots(self) -> dict[str, int]:
-        return {name: facts["slots"] for name, facts in self._memory.summary()["layers"].items()}
-
-    def _by_group_weights(self, layer: str, classes: Sequence[int]) -> Added:
-        assert self.group_weights is not None
-        rows = enumerate(self.group_weights.groups.rows())
-        return self.group_weights.added(
-            layer, [number for number, row in rows if self._exhibit.classes.of_row(row) in classes]
-        )
-
-    def _of_classes(self, one: MuteSet) -> bool:
-        return (
-            one.steps is None
-            and one.positions is None
-            and {name for name, _ in one.tags} <= {*self._exhibit.classes.by}
-        )
+    def _is_of_classes(self, mute_set: MuteSet) -> bool:
+        """Return whether a set is made of whole classes."""
+        ranged = mute_set.steps is not None or mute_set.positions is not None
+        return not ranged and {name for name, _ in mute_set.tags} <= {*self._run.classes.by}
 
     def _classes(self, sets: Sequence[MuteSet]) -> list[int]:
-        """The classes that sets of classes mean."""
-        found = set[int]()
-        for tags in (dict(one.tags) for one in sets if self._of_classes(one)):
-            every = self._exhibit.classes.every
+        """Return the classes that are in sets of classes."""
+        classes, entries = set[int](), self._run.classes.entries
+        for tags in (dict(mute_set.tags) for mute_set in sets if self._is_of_classes(mute_set)):
             for name, values in tags.items():
-                known = [getattr(one, name) for one in every]
-                if strange := [value for value in values if value not in known]:
-                    raise UnknownName(f"value of tag {name!r}:", strange[0], sorted(set(known)))
-            found |= {i for i, one in enumerate(every) if all(getattr(one, n) in values for n, values in tags.items())}
-        return sorted(found)
+                known = [getattr(entry, name) for entry in entries]
+                if unknown := [value for value in values if value not in known]:
+                    raise UnknownName(f"value of tag {name!r}:", unknown[0], sorted(set(known)))
+            for number, entry in enumerate(entries):
+                if all(getattr(entry, name) in values for name, values in tags.items()):
+                    classes.add(number)
+        return sorted(classes)
 
     def _read_from_run(
-        self, layer: str, one: MuteSet, classes: frozenset[int], before: tuple[MuteSet, ...]
+        self, layer: str, mute_set: MuteSet, classes: frozenset[int], before: tuple[MuteSet, ...]
     ) -> tuple[Added, int]:
-        """What the slots of a set that are in no class and no set muted before have added, and how many they are."""
-        view = self._memory.where(**self._conditions(one))
+        """Return what slots of a set, that are in no class or set muted before, have added; and how many they are."""
+        view = self._memory.where(**self._conditions(mute_set))
         for number in sorted(classes):
-            tags = self._exhibit.classes.every[number]
-            view = view.without(**{name: getattr(tags, name) for name in self._exhibit.classes.by})
+            entry = self._run.classes.entries[number]
+            view = view.without(**{name: getattr(entry, name) for name in self._run.classes.by})
         for other in before:
             view = view.without(**self._conditions(other))
         return view.added(layer), view.slots(layer)
 
-    def _conditions(self, one: MuteSet) -> dict[str, Any]:
-        conditions: dict[str, Any] = {name: list(values) for name, values in one.tags}
-        if one.steps:
-            conditions["step"] = range(one.steps[0], min(one.steps[1], self._memory.steps))
-        if one.positions:
-            first, end = one.positions
+    def _conditions(self, mute_set: MuteSet) -> dict[str, Any]:
+        """Write a set as `Memory.where` takes it."""
+        conditions: dict[str, Any] = {name: list(values) for name, values in mute_set.tags}
+        if mute_set.steps:
+            conditions["step"] = range(mute_set.steps[0], min(mute_set.steps[1], self._memory.steps))
+        if mute_set.positions:
+            first, end = mute_set.positions
             conditions[POSITION] = self._positions[(self._positions >= first) & (self._positions < end)]
             if not len(conditions[POSITION]):
                 raise Refused(f"no position from {first:,} to {end - 1:,} was trained on")
@@ -172,24 +161,26 @@ class Muting:
         """Positions that training has come by, ascending."""
         if POSITION not in self._memory.tags:
             raise Refused(f"the run has no tag {POSITION!r}")
-        found: NDArray[np.int64] = self._memory.visits(self._memory.layers[0], by=POSITION)[POSITION]
-        return found
+        positions: NDArray[np.int64] = self._memory.visits(self._memory.layers[0], by=POSITION)[POSITION]
+        return positions
 
 
-class _Changed(nn.Module):
-    """A network with other parameters."""
+@contextmanager
+def _without(parameters: Mapping[str, nn.Parameter], added: Added) -> Iterator[None]:
+    """Take what slots have added away from parameters, until the end of the block."""
+    trained = {name: parameters[name].data for name in added}
+    try:
+        for name, data in trained.items():
+            parameters[name].data = (data.double() - added[name]).to(data.dtype)
+        yield
+    finally:
+        for name, data in trained.items():
+            parameters[name].data = data
 
-    def __init__(self, network: nn.Module, parameters: Added) -> None:
-        super().__init__()
-        self._network, self._parameters_instead = network, dict(parameters)
 
-    def forward(self, *inputs: Any) -> Any:
-        return functional_call(self._network, self._parameters_instead, inputs)
-
-
-def _worth_showing(before: Tensor, after: Tensor) -> list[int]:
-    """The likeliest tokens before, then those that became likely."""
-    most = min(LIKELIEST, len(before))
+def _shown_tokens(before: Tensor, after: Tensor) -> list[int]:
+    """Choose the likeliest tokens before, and those that became likely; likeliest before first."""
+    most = min(LIKELIEST_TOKENS, len(before))
     became: list[int] = after.topk(min(4, most)).indices.tolist()
     first = [token for token in before.topk(most).indices.tolist() if token not in became][: most - len(became)]
     return sorted({*first, *became}, key=lambda token: -float(before[token]))

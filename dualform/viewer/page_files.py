@@ -1,10 +1,11 @@
 """The files of the page: read once, known by name, with what a browser has to be told of each.
 
     page = read_page()
-    page.files["main.js"].etag
-    page.script_hash                # of the import map, the only script that stands in the page itself
+    page.files["core/state.js"].etag
+    page.script_hash                # of the import map, the only code that stands in the page itself
 
-A request is looked up among the names found at the start; no path is ever made of it.
+The page also holds the defaults and limits of requests, as data. A request for a file is looked up among the names
+found at the start; no path is ever made of it.
 """
 
 import base64
@@ -13,25 +14,28 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from dualform.viewer.requests import schema
 
 _DIRECTORY = Path(__file__).parent / "page"
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-_NAME = re.compile(r"[A-Za-z0-9_-]+")
-_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
+_NAME = re.compile(r"([A-Za-z0-9_-]+/)*[A-Za-z0-9_-]+\.[a-z]+")
+_IMPORT_MAP = re.compile(r'<script type="importmap">(.*?)</script>', re.DOTALL)
 
 
 @dataclass(frozen=True)
 class File:
-    """What is sent, as what, and by what a browser tells that it has it already."""
+    """What is sent, its type, and the tag by which a browser knows that it has it already."""
 
     content: bytes
     type: str
     etag: str
 
     @classmethod
-    def of(cls, content: bytes, kind: str) -> "File":
+    def of(cls, content: bytes, media_type: str) -> "File":
         # Weak, for the same name stands for the same bytes gzipped.
-        return cls(content, f"{kind}; charset=utf-8", f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
+        return cls(content, f"{media_type}; charset=utf-8", f'W/"{hashlib.sha256(content).hexdigest()[:32]}"')
 
 
 @dataclass(frozen=True)
@@ -44,21 +48,24 @@ class Page:
 
 
 def read_page(directory: Path = _DIRECTORY) -> Page:
-    found = sorted(one for one in directory.iterdir() if one.suffix in _TYPES and _NAME.fullmatch(one.stem))
-    files = {one.name: File.of(one.read_bytes(), _TYPES[one.suffix]) for one in found}
+    """Read the files of a directory and of its folders."""
+    files = {}
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.suffix in _TYPES and _NAME.fullmatch(name):
+            files[name] = File.of(path.read_bytes(), _TYPES[path.suffix])
     html = (directory / "index.html").read_text(encoding="utf-8")
-    html = html.replace("__IMPORT_MAP__", import_map([one.stem for one in found if one.suffix == ".js"]))
-    return Page(File.of(html.encode(), "text/html"), files, _script_hash(html))
-
-
-def import_map(modules: list[str]) -> str:
-    """Where a browser finds `viewer/NAME`."""
-    return json.dumps({"imports": {f"viewer/{name}": f"/page/{name}.js" for name in modules}})
-
-
-def _script_hash(html: str) -> str:
-    """Of the text between the tags, to the last space: that is what a browser hashes."""
-    script = _MAP.search(html)
+    modules = {f"viewer/{name.removesuffix('.js')}": f"/page/{name}" for name in files if name.endswith(".js")}
+    html = html.replace("__IMPORT_MAP__", json_in_html({"imports": modules}))
+    html = html.replace("__REQUESTS__", json_in_html(schema()))
+    script = _IMPORT_MAP.search(html)
     if script is None:
         raise ValueError('index.html has no <script type="importmap">')
-    return f"sha256-{base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode()}"
+    digest = hashlib.sha256(script[1].encode()).digest()  # a browser hashes what is between the tags, to the last space
+    script_hash = f"sha256-{base64.b64encode(digest).decode()}"
+    return Page(File.of(html.encode(), "text/html"), files, script_hash)
+
+
+def json_in_html(content: Any) -> str:
+    """Write JSON that cannot end the element it stands in, whatever words are in it."""
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")

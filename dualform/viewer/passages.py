@@ -2,44 +2,38 @@
 
 from typing import Any
 
-from dualform.attention.questions import Top
+from dualform import Top
 from dualform.errors import QueryError, Refused
-from dualform.text import Passage, Text, passages
+from dualform.text import Text, passages
 from dualform.viewer import code
-from dualform.viewer.asked import Asked
-from dualform.viewer.exhibit import POSITION, Exhibit
-from dualform.viewer.subject import subject_of
+from dualform.viewer.opened_run import POSITION, OpenedRun
+from dualform.viewer.requests import PassagesRequest
+from dualform.viewer.resolved_input import resolve_input
 
-_HITS = 10  # positions for each passage: neighbours are merged
-_MOST = 20
+_POSITIONS = 10  # for each passage: neighbours are merged
 
 
-def answer(exhibit: Exhibit, asked: Asked) -> dict[str, Any]:
-    """By attention summed over all visits to a position, or by single visits."""
-    subject = subject_of(exhibit, asked.input())
-    layer, summed, most = asked.text("layer"), asked.flag("summed"), asked.count("most", 1, _MOST)
-    asked.end()
-    if subject.token is None or exhibit.text is None:
+def answer(run: OpenedRun, request: PassagesRequest) -> dict[str, Any]:
+    """Find passages by attention summed over all visits to a position, or by single visits."""
+    resolved = resolve_input(run, request.input)
+    if resolved.token is None or run.text is None:
         raise Refused("passages are asked for with a prompt")
-    assert exhibit.network is not None
-    spotlight = exhibit.memory.attend(exhibit.network, subject.row, rows=-1)[layer]
-    hits = _HITS * most
-    (table,) = spotlight.collect(Top(hits, per=POSITION if summed else None))
-    found = passages(exhibit.text, table.without("step") if summed else table, most)
-    lines = [*subject.python, "", *code.passages(layer, hits, summed, most)]
-    return {"passages": [_shown(exhibit.text, one) for one in found], "python": "\n".join(lines)}
+    assert run.network is not None
+    spotlight = run.memory.attend(run.network, resolved.row, rows=-1)[request.layer]
+    hits = _POSITIONS * request.most
+    (table,) = spotlight.collect(Top(hits, per=POSITION if request.summed else None))
+    best = passages(run.text, table.without("step") if request.summed else table, request.most)
+    return {
+        "passages": [p.to_dict() | {"document": run.text.part_at(p.marks[0].position)} for p in best],
+        "python": "\n".join([*resolved.python, "", *code.passages(request, hits)]),
+    }
 
 
-def _shown(text: Text, passage: Passage) -> dict[str, Any]:
-    return passage.to_dict() | {"document": text.part_at(passage.marks[0].position)}
-
-
-def example(text: Text) -> str:
-    """Words from the middle of the training text, to begin with."""
+def example_prompt(text: Text) -> str:
+    """Return words from the middle of the training text, to begin with."""
     start = len(text) // 2
     try:
-        shown = text.excerpt(start, min(len(text), start + (8 if text.separator else 60)))
+        words = " ".join(text.excerpt(start, min(len(text), start + (8 if text.separator else 60))).split())
     except QueryError:
         return ""
-    words = " ".join(shown.split())
     return words if text.separator else words.partition(" ")[2][:40].rpartition(" ")[0]

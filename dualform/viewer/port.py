@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from dualform.errors import CannotServe
 from dualform.viewer.guard import Hosts
 
-FIRST = 8765
-_TRIED = 100  # ports, one after the other
+FIRST_PORT = 8765
+_PORTS_TRIED = 100  # one after the other
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Port:
     @property
     def url(self) -> str:
         """Where a browser on this machine finds it."""
-        where = self.address
+        address = self.address
         if self._is_any:
-            where = "::1" if ":" in where else "127.0.0.1"
-        return f"http://{in_url(where)}:{self.number}/"
+            address = "::1" if ":" in address else "127.0.0.1"
+        return f"http://{in_url(address)}:{self.number}/"
 
     @property
     def hosts(self) -> Hosts:
-        """As the user named it, and by address."""
+        """The names it goes by: as the user named it, and by address."""
         names = {in_url(self.host), in_url(self.address)}
         if self._is_any:
             names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -64,34 +64,35 @@ class Port:
         self.socket.close()
 
 
-def in_url(where: str) -> str:
-    return f"[{where.lower()}]" if ":" in where else where.lower()
+def in_url(host: str) -> str:
+    """Write a host as it stands in a URL."""
+    return f"[{host.lower()}]" if ":" in host else host.lower()
 
 
 def open_port(host: str, number: int | None) -> Port:
-    """Listen; without a number, at the first free one from 8765."""
-    for one in range(FIRST, FIRST + _TRIED) if number is None else [number]:
+    """Listen at a port; without a number, at the first free one from 8765."""
+    for candidate in range(FIRST_PORT, FIRST_PORT + _PORTS_TRIED) if number is None else [number]:
         try:
-            return Port(_listening(host, one), host)
+            return Port(_listen(host, candidate), host)
         except UnicodeError as error:
             raise CannotServe(f"{host!r} is no name of a machine: {error}") from error
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise CannotServe(f"cannot serve at {host}, port {one}: {error.strerror or error}") from error
+                raise CannotServe(f"cannot serve at {host}, port {candidate}: {error.strerror or error}") from error
     if number is None:
-        raise CannotServe(f"no port from {FIRST} to {FIRST + _TRIED - 1} is free; pass --port")
+        raise CannotServe(f"no port from {FIRST_PORT} to {FIRST_PORT + _PORTS_TRIED - 1} is free; pass --port")
     raise CannotServe(f"port {number} is taken; pass another --port, or none to have a free one found")
 
 
-def _listening(host: str, number: int) -> socket.socket:
-    family, kind, protocol, _, where = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind, protocol)
+def _listen(host: str, number: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, number, type=socket.SOCK_STREAM)[0]
+    listening = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":  # elsewhere it would share the port with another server
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(where)
-        found.listen()  # two sockets may be bound to a port, but only one listens
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()  # two sockets may be bound to a port, but only one listens
     except OSError:
-        found.close()
+        listening.close()
         raise
-    return found
+    return listening

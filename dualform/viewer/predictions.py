@@ -12,130 +12,137 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import Refused, listing
-from dualform.experiments.language.answers import next_logits
 from dualform.text import Text
 from dualform.viewer import code
-from dualform.viewer.asked import Asked
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.outputs import probabilities
-from dualform.viewer.subject import Subject, subject_of
+from dualform.viewer.opened_run import OpenedRun
+from dualform.viewer.outputs import class_probabilities, token_probabilities
+from dualform.viewer.requests import HistoryRequest, PredictRequest
+from dualform.viewer.resolved_input import ResolvedInput, resolve_input
 
-LIKELIEST = 10
-_MOST_STOPS = 60
-_MOST_BYTES = 512 << 20  # of models at stops, kept
-_FEW, _SMALL = 25, 200 << 20  # stops that make a curve; bytes of a run in which others are quickly summed up
-_BETWEEN = 8  # models between stops, kept
-_VALUES = 1000  # numbers of an input that are shown
+LIKELIEST_TOKENS = 10
+_MAX_STOPS = 60
+_MAX_STOP_BYTES = 512 << 20  # of models at stops, which are kept
+_CURVE_STOPS = 25  # that make a curve
+_SMALL_RUN_BYTES = 200 << 20  # of a run in which stops between snapshots are quickly summed up
+_MODELS_BETWEEN = 8  # stops, which are kept
+_SHOWN_VALUES = 1000  # of an input
 
 
 class Predictions:
     """Answers about probabilities; keeps the models of the past that were asked for."""
 
-    def __init__(self, exhibit: Exhibit) -> None:
-        self._exhibit = exhibit
-        # One of its own: whoever attends watches the exhibit's, and would take other inputs for its queries.
-        self._network = copy.deepcopy(exhibit.network)
-        self._between = lru_cache(maxsize=_BETWEEN)(self._made)
-        self._at_stop = lru_cache(maxsize=None)(self._made)
-        self._making = threading.Lock()
-        self.stops = _stops(exhibit)
+    def __init__(self, run: OpenedRun) -> None:
+        self._run = run
+        # One of its own: whoever attends watches the run's, and would take other inputs for its queries.
+        self._network = copy.deepcopy(run.network)
+        self._between_stops = lru_cache(maxsize=_MODELS_BETWEEN)(self._assemble)
+        self._at_stop = lru_cache(maxsize=None)(self._assemble)
+        self._assembling = threading.Lock()
+        self.stops = _choose_stops(run)
 
-    def predict(self, asked: Asked) -> dict[str, Any]:
-        subject, step = subject_of(self._exhibit, asked.input()), asked.count_or_none("step")
-        asked.end()
-        steps = self._exhibit.memory.steps
-        if "predict" in self._exhibit.cannot:  # the input is shown all the same
+    def predict(self, request: PredictRequest) -> dict[str, Any]:
+        """Say what the model says, or said after a step."""
+        resolved, steps = resolve_input(self._run, request.input), self._run.memory.steps
+        if "predict" in self._run.cannot:  # the input is shown all the same
             unknown = {"predicted": None, "probabilities": None, "step": steps, "note": None}
-            return _described(self._exhibit, subject) | unknown | {"python": "\n".join(subject.python)}
-        network, name, lines = self._network, "model", list[str]()
-        if step is not None and step != steps:
-            network, name, lines = self.model_at(step), "as_it_was", code.at_step(step)
+            return _describe(self._run, resolved) | unknown | {"python": "\n".join(resolved.python)}
+        network, model, lines = self._network, "model", list[str]()
+        step = steps if request.step is None else request.step
+        if step != steps:
+            network, model, lines = self.model_at(step), "as_it_was", code.at_step(step)
         assert network is not None
-        lines += code.predicted(name, prompt=subject.token is not None)
-        said = said_of(network, subject)
-        at = steps if step is None else step
-        facts = {"step": at, "note": self._note(at), "python": "\n".join([*subject.python, *lines])}
-        return _described(self._exhibit, subject) | said_as(said, self._exhibit.text) | facts
+        lines += code.predicted(model, prompt=resolved.token is not None)
+        return (
+            _describe(self._run, resolved)
+            | prediction(probabilities_for(network, resolved), self._run.text)
+            | {"step": step, "note": self._note(step), "python": "\n".join([*resolved.python, *lines])}
+        )
 
-    def history(self, asked: Asked) -> dict[str, Any]:
-        subject = subject_of(self._exhibit, asked.input())
-        asked.end()
-        if "predict" in self._exhibit.cannot:
-            raise Refused(self._exhibit.cannot["predict"])
-        if subject.token is not None:
+    def history(self, request: HistoryRequest) -> dict[str, Any]:
+        """Say what the model said at each stop."""
+        resolved = resolve_input(self._run, request.input)
+        if "predict" in self._run.cannot:
+            raise Refused(self._run.cannot["predict"])
+        if resolved.token is not None:
             raise Refused("what a language model said in its training is asked for by step: predict with `step`")
-        said = [said_of(self.model_at(step), subject).tolist() for step in self.stops]
         return {
             "steps": self.stops,
-            "probabilities": said,
-            "python": "\n".join([*subject.python, *code.history(self.stops)]),
+            "probabilities": [probabilities_for(self.model_at(step), resolved).tolist() for step in self.stops],
+            "python": "\n".join([*resolved.python, *code.history(self.stops)]),
         }
 
     def model_at(self, step: int) -> nn.Module:
-        """The model as it was after so many steps."""
-        steps = self._exhibit.memory.steps
+        """Return the model as it was after so many steps."""
+        steps = self._run.memory.steps
         if step > steps:
             raise Refused(f"the run has {steps:,} steps, step {step:,} is not among them")
-        if "time" in self._exhibit.cannot and step not in self.stops:
-            raise Refused(f"{self._exhibit.cannot['time']}; the model is known after steps {listing(self.stops)}")
-        with self._making:
-            return self._at_stop(step) if step in self.stops else self._between(step)
+        if "time" in self._run.cannot and step not in self.stops:
+            raise Refused(f"{self._run.cannot['time']}; the model is known after steps {listing(self.stops)}")
+        with self._assembling:
+            return self._at_stop(step) if step in self.stops else self._between_stops(step)
 
     def _note(self, step: int) -> str | None:
-        """What is not as it was at a step: parameters that were not recorded are known at snapshots only."""
-        unrecorded, snapshots = self._exhibit.memory.unrecorded, self._exhibit.memory.summary()["snapshots"]
+        """Say what is not as it was at a step: parameters that were not recorded are known at snapshots only."""
+        unrecorded, snapshots = self._run.memory.unrecorded, self._run.memory.summary()["snapshots"]
         if step in snapshots or not unrecorded:
             return None
-        last = max(one for one in snapshots if one <= step)
+        last = max(snapshot for snapshot in snapshots if snapshot <= step)
         return f"parameters that were not recorded are those of step {last:,}: {listing(unrecorded, most=5)}"
 
-    def _made(self, step: int) -> nn.Module:
+    def _assemble(self, step: int) -> nn.Module:
         assert self._network is not None
-        return self._exhibit.memory.until(step=step).model(self._network).eval()
+        return self._run.memory.until(step=step).model(self._network).eval()
 
 
-def _stops(exhibit: Exhibit) -> list[int]:
-    """Steps whose models are kept: snapshots, as many as memory allows, evenly; in small runs some between."""
-    summary = exhibit.memory.summary()
+def _choose_stops(run: OpenedRun) -> list[int]:
+    """Choose steps whose models are kept: snapshots, as many as memory allows, evenly; in small runs some between."""
+    summary = run.memory.summary()
     steps: list[int] = summary["snapshots"]
-    if exhibit.network is None:
+    if run.network is None:
         return steps
-    exact = "mute" not in exhibit.cannot and not exhibit.memory.unrecorded
-    if len(steps) < _FEW and summary["bytes"] < _SMALL and exact:
-        between = torch.linspace(0, exhibit.memory.steps, _FEW).round().long().tolist()
+    exact = "mute" not in run.cannot and not run.memory.unrecorded
+    if len(steps) < _CURVE_STOPS and summary["bytes"] < _SMALL_RUN_BYTES and exact:
+        between = torch.linspace(0, run.memory.steps, _CURVE_STOPS).round().long().tolist()
         steps = sorted({*steps, *between})
-    size = sum(p.numel() * p.element_size() for p in exhibit.network.parameters())
-    most = max(2, min(_MOST_STOPS, _MOST_BYTES // max(size, 1)))
+    model_bytes = sum(p.numel() * p.element_size() for p in run.network.parameters())
+    most = max(2, min(_MAX_STOPS, _MAX_STOP_BYTES // max(model_bytes, 1)))
     if len(steps) <= most:
         return steps
     return [steps[round(place)] for place in torch.linspace(0, len(steps) - 1, most).tolist()]
 
 
-def said_of(network: nn.Module, subject: Subject) -> Tensor:
-    """Probabilities of the outputs, or of the next token: (outputs,)."""
-    if subject.token is not None:
-        return torch.softmax(next_logits(network, subject.row)[0], dim=0)
-    return probabilities(network, subject.row)[0]
+def probabilities_for(network: nn.Module, resolved: ResolvedInput) -> Tensor:
+    """Return the probabilities of the outputs, or of the next token: (outputs,)."""
+    compute = class_probabilities if resolved.token is None else token_probabilities
+    return compute(network, resolved.row)[0]
 
 
-def said_as(said: Tensor, text: Text | None, tokens: list[int] | None = None) -> dict[str, Any]:
-    """Probabilities as the page gets them: of all outputs; of a vocabulary, of these tokens or else the likeliest."""
+def prediction(probabilities: Tensor, text: Text | None, tokens: list[int] | None = None) -> dict[str, Any]:
+    """Write probabilities for the page.
+
+    Args:
+        probabilities: Of all outputs: (outputs,).
+        text: Of a language model, its training text.
+        tokens: Which tokens of the vocabulary to write; else the likeliest.
+    """
     if text is None:
-        return {"predicted": int(said.argmax()), "probabilities": said.tolist()}
-    shown = said.topk(min(LIKELIEST, len(said))).indices.tolist() if tokens is None else tokens
-    return {"expected": [{"token": text.vocabulary[one], "probability": float(said[one])} for one in shown]}
+        return {"predicted": int(probabilities.argmax()), "probabilities": probabilities.tolist()}
+    if tokens is None:
+        tokens = probabilities.topk(min(LIKELIEST_TOKENS, len(probabilities))).indices.tolist()
+    shown = [{"token": text.vocabulary[token], "probability": float(probabilities[token])} for token in tokens]
+    return {"expected": shown}
 
 
-def _described(exhibit: Exhibit, subject: Subject) -> dict[str, Any]:
-    if subject.token is not None:
-        assert exhibit.text is not None
-        return {"tokens": list(subject.tokens), "separator": exhibit.text.separator, "token": subject.token}
-    values = None if subject.pixels is not None else subject.row.flatten()[:_VALUES].tolist()
+def _describe(run: OpenedRun, resolved: ResolvedInput) -> dict[str, Any]:
+    if resolved.token is not None:
+        assert run.text is not None
+        return {"tokens": list(resolved.tokens), "separator": run.text.separator, "token": resolved.token}
+    values = None if resolved.pixels is not None else resolved.row.flatten()[:_SHOWN_VALUES].tolist()
     return {
-        "index": subject.index,
-        "label": subject.label,
-        "class": None if subject.label is None else exhibit.classes.number(subject.task, subject.label),
-        "task": subject.task,
-        "pixels": subject.pixels,
+        "index": resolved.index,
+        "label": resolved.label,
+        "class": None if resolved.label is None else run.classes.number(resolved.task, resolved.label),
+        "task": resolved.task,
+        "pixels": resolved.pixels,
         "values": values,
     }

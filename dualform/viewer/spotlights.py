@@ -1,60 +1,59 @@
 """The training slots behind an answer, per layer: `spotlight`."""
 
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
-
-from dualform.attention.plan import Question
-from dualform.attention.questions import Timeline, Top, Total
-from dualform.attention.spotlight import LayerSpotlight
+from dualform import LayerSpotlight, Question, Table, Timeline, Top, Total
 from dualform.companions import in_precision_of
 from dualform.errors import Refused, UnknownName
-from dualform.table import Table
 from dualform.viewer import code
-from dualform.viewer.asked import Asked
 from dualform.viewer.classes import LABEL, TASK
-from dualform.viewer.exhibit import Exhibit
-from dualform.viewer.subject import subject_of
+from dualform.viewer.jobs import Progress
+from dualform.viewer.opened_run import OpenedRun
+from dualform.viewer.requests import SpotlightRequest
+from dualform.viewer.resolved_input import resolve_input
 
-_BINS = 60
-_MOST_TOP, _MOST_CURVE = 200, 2000
-_WARMING = 4  # queries after which a layer keeps what makes further ones quick
-_FACTS = ("query", "score", "slot", "step", "visits", "coefficient")  # columns that are no tags
-NO_CLASSES = "slots have no classes: record with recorder.tag(label=...), at most 200 different ones"
+_TIMELINE_BINS = 60
+_WARMING_QUERIES = 4  # after which a layer keeps what makes further ones quick
+_NO_TAGS = ("query", "score", "slot", "step", "visits", "coefficient")  # columns that are none
+_NO_CLASSES = "slots have no classes: record with recorder.tag(label=...), at most 200 different ones"
 
 
 class Spotlights:
     """Answers about attention weights."""
 
-    def __init__(self, exhibit: Exhibit) -> None:
-        self._exhibit, self._memory = exhibit, exhibit.memory
+    def __init__(self, run: OpenedRun) -> None:
+        self._run, self._memory = run, run.memory
         self.per = [tag for tag in self._memory.tags if tag not in (TASK, LABEL)]
 
-    def spotlight(self, asked: Asked) -> dict[str, Any]:
-        subject = subject_of(self._exhibit, asked.input())
-        name, per = asked.text("layer"), asked.text_or_none("per")
-        top, curve = asked.count("top", 1, _MOST_TOP), asked.count("curve", 1, _MOST_CURVE)
-        asked.end()
-        if subject.token is not None:
+    def spotlight(self, request: SpotlightRequest) -> dict[str, Any]:
+        """Answer which slots a layer attends to: single ones or by `per`, by class, over training time."""
+        resolved = resolve_input(self._run, request.input)
+        if resolved.token is not None:
             raise Refused("the spotlight of a prompt is in passages: ask `passages`")
-        questions = self._questions(per, top, curve)
-        layer, note = self._layer(name, subject.row)
-        rows, layer = len(layer.queries), self._one_query(layer)
-        answers = dict(zip(questions, layer.collect(*questions.values()), strict=True))
-        lines = code.spotlight(name, rows > 1, questions)
-        if rows > 1:
+        questions = self._questions(request.per, request.top, request.curve)
+        assert self._run.network is not None
+        spotlight = self._memory.attend(self._run.network, resolved.row)
+        layer, note = spotlight[request.layer], spotlight.note
+        rows = len(layer.queries)
+        if rows > 1:  # attention is linear: the weights of several queries add up to that of their sum
+            layer = self._memory.attend({layer.name: layer.queries.sum(dim=0, keepdim=True)})[layer.name]
             note = f"summed over the {rows} rows this layer has for the input. {note or ''}".strip()
-        found = {"layer": name, "note": note, "python": "\n".join([*subject.python, "", *lines])}
-        return found | {"absent": self._absent(), "curves": [], "totals": [], "timeline": None} | self._shown(answers)
+        lines = code.spotlight(request.layer, rows > 1, questions)
+        return {
+            "layer": request.layer,
+            "note": note,
+            "python": "\n".join([*resolved.python, "", *lines]),
+            "absent": self._absent(),
+            **self._answers(layer, questions),
+        }
 
-    def warm(self, progress: Callable[[float], None] = lambda share: None) -> None:
+    def warm_up(self, progress: Progress = lambda share: None) -> None:
         """Ask what the page will ask until further answers are quick."""
-        network, inputs = self._exhibit.network, self._exhibit.inputs
-        if "spotlight" in self._exhibit.cannot or network is None or inputs is None:
+        network, inputs = self._run.network, self._run.inputs
+        if "spotlight" in self._run.cannot or network is None or inputs is None:
             return
-        rows = in_precision_of(network, inputs.inputs[:_WARMING])
-        questions = self._questions(self.per[0] if self.per else None, 12, 500)
+        rows = in_precision_of(network, inputs.inputs[:_WARMING_QUERIES])
+        questions = self._questions(self.per[0] if self.per else None, SpotlightRequest.top, SpotlightRequest.curve)
         spotlight = self._memory.attend(network, rows)
         for number, name in enumerate(spotlight):
             progress(number / len(spotlight))
@@ -63,70 +62,51 @@ class Spotlights:
     def _questions(self, per: str | None, top: int, curve: int) -> dict[str, Question]:
         if per is not None and per not in self.per:
             raise UnknownName("tag to sum visits over called", per, self.per)
-        merged, by = self._memory.merged_by, self._exhibit.classes.by
+        merged, by = self._memory.merged_by, self._run.classes.by
         questions: dict[str, Question] = {"top": Top(top, per=merged or per)}
         if by and not merged:
             questions |= {"curves": Top(curve, by=by), "totals": Total(by=by)}
         if not merged:
-            questions["timeline"] = Timeline(min(_BINS, max(1, self._memory.steps)))
+            questions["timeline"] = Timeline(min(_TIMELINE_BINS, max(1, self._memory.steps)))
         return questions
 
     def _absent(self) -> dict[str, str]:
+        """Say why this run has no answer to some of the questions."""
         merged = self._memory.merged_by
         if merged:
             reason = f"this run holds sums over all visits to the same {merged}"
             return {"curves": reason, "totals": reason, "timeline": f"{reason}: no training time"}
-        return {} if self._exhibit.classes.by else {"curves": NO_CLASSES, "totals": NO_CLASSES}
+        return {} if self._run.classes.by else {"curves": _NO_CLASSES, "totals": _NO_CLASSES}
 
-    def _layer(self, name: str, row: Tensor) -> tuple[LayerSpotlight, str | None]:
-        assert self._exhibit.network is not None
-        spotlight = self._memory.attend(self._exhibit.network, row)
-        return spotlight[name], spotlight.note
-
-    def _one_query(self, layer: LayerSpotlight) -> LayerSpotlight:
-        """Attention is linear: the weights of several queries add up to that of their sum."""
-        if len(layer.queries) == 1:
-            return layer
-        return self._memory.attend({layer.name: layer.queries.sum(dim=0, keepdim=True)})[layer.name]
-
-    def _shown(self, answers: dict[str, Table]) -> dict[str, Any]:
-        shown: dict[str, Any] = {"top": [self._slot(row) for row in answers["top"].rows()]}
-        if "curves" in answers:
-            shown["curves"] = self._curves(answers["curves"])
-            shown["totals"] = self._totals(answers["totals"])
-        if "timeline" in answers:
-            shown["timeline"] = answers["timeline"].without("query").to_dict()
-        return shown
+    def _answers(self, layer: LayerSpotlight, questions: dict[str, Question]) -> dict[str, Any]:
+        tables = dict(zip(questions, layer.collect(*questions.values()), strict=True))
+        answers: dict[str, Any] = {"curves": [], "totals": [], "timeline": None}
+        answers["top"] = [self._slot(row) for row in tables["top"].rows()]
+        if "curves" in tables:
+            # to as many digits as a curve shows: half the bytes
+            curves = self._by_class(tables["curves"], "score")
+            answers["curves"] = [{"class": k, "scores": [float(f"{s:.5g}") for s in v]} for k, v in curves]
+            answers["totals"] = [{"class": k, "total": v[0]} for k, v in self._by_class(tables["totals"], "total")]
+        if "timeline" in tables:
+            answers["timeline"] = tables["timeline"].without("query").to_dict()
+        return answers
 
     def _slot(self, row: dict[str, Any]) -> dict[str, Any]:
-        pictures = self._exhibit.pictures
+        classes, pictures = self._run.classes, self._run.pictures
         return {
             "score": row["score"],
             "slot": row.get("slot"),
             "step": row.get("step"),
             "visits": row.get("visits"),
             "coefficient": row.get("coefficient"),
-            "class": self._exhibit.classes.of_row(row) if self._exhibit.classes.by else None,
+            "class": classes.of_row(row) if classes.by else None,
             "pixels": None if pictures is None else pictures.training(row.get("id")),
-            "tags": {name: value for name, value in row.items() if name not in _FACTS},
+            "tags": {name: value for name, value in row.items() if name not in _NO_TAGS},
         }
 
-    def _totals(self, table: Table) -> list[dict[str, Any]]:
-        found = {self._exhibit.classes.of_row(row): row["total"] for row in table.rows()}
-        return [{"class": number, "total": found[number]} for number in self._numbers if number in found]
-
-    def _curves(self, table: Table) -> list[dict[str, Any]]:
-        found: dict[int | None, list[float]] = {}
+    def _by_class(self, table: Table, column: str) -> list[tuple[int, list[float]]]:
+        """Return the numbers of a column by class, as the page lists classes."""
+        values: dict[int | None, list[float]] = {}
         for row in table.rows():
-            found.setdefault(self._exhibit.classes.of_row(row), []).append(_rounded(row["score"]))
-        return [{"class": number, "scores": found[number]} for number in self._numbers if number in found]
-
-    @property
-    def _numbers(self) -> range:
-        """Classes as the page lists them."""
-        return range(len(self._exhibit.classes.every))
-
-
-def _rounded(score: float) -> float:
-    """To as many digits as a curve shows: half the bytes."""
-    return float(f"{score:.5g}")
+            values.setdefault(self._run.classes.of_row(row), []).append(row[column])
+        return [(number, values[number]) for number in range(len(self._run.classes.entries)) if number in values]

@@ -144,7 +144,7 @@ BAD_QUESTIONS: dict[str, tuple[list[object], str]] = {
     "no inputs": (["attend", "run", "--model", "models:mlp"], "pass --input FILE.npy"),
     "no colon": (asked(Path("run"), model="models"), "--model must be PACKAGE:FACTORY"),
     "no module": (asked(Path("run"), model="nowhere.models:mlp"), "cannot import 'nowhere.models'"),
-    "no factory": (asked(Path("run"), model="models:cnn"), "no factory in models called 'cnn'; there is"),
+    "no factory": (asked(Path("run"), model="models:cnn"), "no factory in models called 'cnn'; choose from"),
     "needs arguments": (asked(Path("run"), model="models:needy"), "models:needy does not make a model: TypeError"),
     "not callable": (asked(Path("run"), model="models:size"), "models:size does not make a model: TypeError"),
     "not a module": (asked(Path("run"), model="models:number"), "must make a torch.nn.Module, it made a int"),
@@ -158,7 +158,7 @@ BAD_QUESTIONS: dict[str, tuple[list[object], str]] = {
     "no such target": (asked(Path("run"), "--contribution", "--target", 2), "has classes 0 to 1; the target is 2"),
     "target of attention": (asked(Path("run"), "--target", 1), "it needs --contribution"),
     "contribution to a prompt": (asked(Path("run"), "--contribution", "--prompt", "a"), "does not go with --prompt"),
-    "no such unit": (asked(Path("run"), "--per", "colour"), "no tag 'colour'; there is"),
+    "no such unit": (asked(Path("run"), "--per", "colour"), "no tag 'colour'; choose from"),
 }
 
 

@@ -296,6 +296,10 @@ def test_a_compiled_model(tmp_path: Path) -> None:
             step(compiled, optimizer)
         assert recorder.layers == ["0", "2"]
     assert_exact(tmp_path / "run", model, 3)
+    parameters = dualform.load(tmp_path / "run").parameters(compiled)
+    assert {name: id(parameter) for name, parameter in parameters.items()} == {
+        name: id(parameter) for name, parameter in model.named_parameters()
+    }
 
 
 def test_recording_changes_neither_the_model_nor_its_random_numbers(tmp_path: Path) -> None:

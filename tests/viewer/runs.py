@@ -1,6 +1,6 @@
 """Small runs to look at: pictures in two tasks, rows of numbers, a language model; each recorded in a moment.
 
-exhibit = open_exhibit(pictures(path), PICTURES)
+opened_run = open_run(pictures(path), PICTURES)
 """
 
 from collections.abc import Callable
@@ -16,15 +16,22 @@ import dualform
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters, train
 from dualform.inputs import INPUTS, save_inputs
 from dualform.text import Text
-from dualform.viewer.exhibit import Named
+from dualform.viewer.api import Api
+from dualform.viewer.opened_run import Companions
+from dualform.viewer.requests import parse_request
 
 SHAPE = (4, 5)
 TASKS = {"triangles": ["none", "small", "large"], "stripes": ["across", "down", "both"]}
-PICTURES = Named(model="tests.viewer.runs:network")
-ROWS = Named(model="tests.viewer.runs:regression")
+PICTURES = Companions(model="tests.viewer.runs:network")
+ROWS = Companions(model="tests.viewer.runs:regression")
 FABLE = "a wolf and a lamb came to a brook. the wolf stood high up the stream and the lamb a little below. "
 
 Optimiser = Callable[[Any], torch.optim.Optimizer]
+
+
+def asked(api: Api, name: str, body: object) -> dict[str, Any]:
+    """What a body like the page's gets, in this thread."""
+    return api.answer(parse_request(name, body))
 
 
 def network() -> nn.Module:

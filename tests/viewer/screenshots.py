@@ -18,9 +18,10 @@ from urllib.parse import quote
 from PIL import Image
 from playwright.sync_api import Browser
 
-from dualform.viewer.exhibit import open_exhibit
-from dualform.viewer.questions import Questions
+from dualform.viewer.api import Api
+from dualform.viewer.opened_run import open_run
 from tests.viewer.browser import launched, opened, part
+from tests.viewer.runs import asked
 from tests.viewer.served import served
 
 LAPTOP, PROJECTOR = {"width": 1366, "height": 768}, {"width": 1920, "height": 1080}
@@ -58,21 +59,21 @@ TEXT = [Shot("prompt", "#prompt?prompt={prompt}&mute=positions:{document}", PROJ
 @contextmanager
 def site(run: Path) -> Iterator[tuple[str, dict[str, object]]]:
     """The address of a run's viewer with everything prepared, and what addresses are made with."""
-    questions = Questions(open_exhibit(run), prepare=False)
-    questions.jobs.run()
-    about = questions.ask("run", {})
+    api = Api(open_run(run), prepare=False)
+    api.jobs.run()
+    about = asked(api, "run", {})
     facts: dict[str, object] = {}
     if about["example"]:
-        best = questions.ask("passages", {"input": {"prompt": about["example"]}, "layer": about["layers"][0]["name"]})
+        best = asked(api, "passages", {"input": {"prompt": about["example"]}, "layer": about["layers"][0]["name"]})
         document = "-".join(map(str, best["passages"][0]["document"]))
         facts |= {"prompt": quote(about["example"]), "document": document}
     if about["inputs"]:
-        (wrong,) = questions.ask("inputs", {"count": 1})["inputs"]
+        (wrong,) = asked(api, "inputs", {"count": 1})["inputs"]
         early = about["snapshots"][min(1, len(about["snapshots"]) - 1)]
         facts |= {"wrong": wrong["index"], "predicted": wrong["predicted"], "early": early}
     if about["tasks"]:
         facts["last"] = about["tasks"][-1]["name"]
-    with served(questions) as port:
+    with served(api) as port:
         yield f"http://127.0.0.1:{port}/", facts
 
 

@@ -1,6 +1,6 @@
-"""A real server on this machine, a few questions it answers, and ways of asking it that no browser has.
+"""A real server on this machine, a few requests it answers, and ways of asking it that no browser has.
 
-    with served(Few()) as port:
+    with served(StubHandler()) as port:
         assert post(port, "echo", {"a": 1}).json() == {"a": 1}
 
 As a program it serves until it is told to end: python -m tests.viewer.served
@@ -22,11 +22,11 @@ from dualform.errors import QueryError, Refused
 from dualform.viewer.page_files import Page
 from dualform.viewer.port import open_port
 from dualform.viewer.serve import Server, serve
-from dualform.viewer.server import Answering, make_app
+from dualform.viewer.server import RequestHandler, make_app
 
 
-class Few:
-    """Questions that are answered, refused, held up, or that break."""
+class StubHandler:
+    """Api that are answered, refused, held up, or that break."""
 
     names = ("run", "echo", "odd", "large", "wrong", "prepare", "break", "stop", "shapeless", "hold")
 
@@ -51,7 +51,7 @@ class Few:
         if name == "wrong":
             raise QueryError("there is no input 7")
         if name == "prepare":
-            raise Refused("the first questions are being prepared", 503, "spotlight")
+            raise Refused("the first requests are being prepared", 503, "spotlight")
         if name == "break":
             raise ZeroDivisionError("a secret of the program")
         if name == "stop":
@@ -62,10 +62,10 @@ class Few:
 
 
 @contextmanager
-def served(questions: Answering, page: Page | None = None) -> Iterator[int]:
+def served(handler: RequestHandler, page: Page | None = None) -> Iterator[int]:
     """The port of a server in a thread."""
     port = open_port("127.0.0.1", 0)
-    server = Server(make_app(questions, hosts=port.hosts, page=page))
+    server = Server(make_app(handler, hosts=port.hosts, page=page))
     thread = threading.Thread(target=server.run, args=[[port.socket]])
     number = port.number
     thread.start()
@@ -74,7 +74,7 @@ def served(questions: Answering, page: Page | None = None) -> Iterator[int]:
     finally:
         server.should_exit = True
         thread.join()
-        questions.close()
+        handler.close()
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def reply(client: socket.socket) -> Reply:
     return Reply.of(response)
 
 
-def question(name: str, length: str, body: bytes = b"") -> bytes:
+def request(name: str, length: str, body: bytes = b"") -> bytes:
     """A request by hand; `length` is the header that says how long it is."""
     head = f"POST /api/{name} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{length}\r\n\r\n"
     return head.encode() + body
@@ -144,4 +144,4 @@ def soon(condition: Any) -> None:
 
 
 if __name__ == "__main__":
-    serve(Path("runs/few"), Few(), open_port("127.0.0.1", None), browser=False)
+    serve(Path("runs/few"), StubHandler(), open_port("127.0.0.1", None), browser=False)

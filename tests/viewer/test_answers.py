@@ -12,34 +12,35 @@ import torch
 from torch.testing import assert_close
 
 import dualform
-from dualform.errors import QueryError, UnknownName
+from dualform.errors import QueryError, Refused, UnknownName
 from dualform.experiments.language.training import MERGED
 from dualform.inputs import INPUTS, read_inputs, save_inputs
-from dualform.viewer.exhibit import Named, open_exhibit
-from dualform.viewer.questions import Questions, Refused
+from dualform.viewer.api import Api
+from dualform.viewer.opened_run import Companions, open_run
 from tests.viewer import runs
+from tests.viewer.runs import asked
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Questions]:
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     yield from prepared(runs.pictures(tmp_path_factory.mktemp("run") / "pictures"), runs.PICTURES)
 
 
 @pytest.fixture(scope="module")
-def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Questions]:
-    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "language"), Named())
+def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "language"), Companions())
 
 
 @pytest.fixture(scope="module")
-def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Questions]:
-    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "merged", MERGED), Named())
+def merged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    yield from prepared(runs.language(tmp_path_factory.mktemp("run") / "merged", MERGED), Companions())
 
 
-def prepared(path: Path, named: Named) -> Iterator[Questions]:
-    questions = Questions(open_exhibit(path, named), prepare=False)
-    questions.jobs.run()
-    yield questions
-    questions.close()
+def prepared(path: Path, named: Companions) -> Iterator[Api]:
+    api = Api(open_run(path, named), prepare=False)
+    api.jobs.run()
+    yield api
+    api.close()
 
 
 def run_python(answer: dict[str, Any]) -> dict[str, Any]:
@@ -49,8 +50,8 @@ def run_python(answer: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
-def test_the_run_at_a_glance(pictures: Questions) -> None:
-    run = pictures.ask("run", {})
+def test_the_run_at_a_glance(pictures: Api) -> None:
+    run = asked(pictures, "run", {})
     assert (run["name"], run["kind"], run["steps"], run["snapshots"]) == ("pictures", "images", 24, [0, 6, 12, 18, 24])
     assert run["classes"][1] == {"task": "triangles", "label": 1, "name": "small"}
     assert [(task["name"], task["first_step"], task["last_step"]) for task in run["tasks"]] == [
@@ -64,15 +65,15 @@ def test_the_run_at_a_glance(pictures: Questions) -> None:
     assert not run["missing"]
 
 
-def test_jobs_end_with_a_certificate_and_accuracies(pictures: Questions) -> None:
-    found = pictures.ask("jobs", {})
+def test_jobs_end_with_a_certificate_and_accuracies(pictures: Api) -> None:
+    found = asked(pictures, "jobs", {})
     assert [(job["name"], job["done"], job["failed"]) for job in found["jobs"]] == [
         (name, True, None) for name in ("spotlight", "mute", "accuracy", "certificate")
     ]
     assert found["certificate"]["ok"]
     assert found["accuracy"]["steps"][-1] == 24
     assert found["accuracy"]["inputs"] == {"triangles": 6, "stripes": 6}
-    model, inputs = pictures.exhibit.network, pictures.exhibit.inputs
+    model, inputs = pictures.run.network, pictures.run.inputs
     assert model is not None
     assert inputs is not None
     right = (model(inputs.inputs).argmax(dim=1) == inputs.labels).float()
@@ -82,26 +83,26 @@ def test_jobs_end_with_a_certificate_and_accuracies(pictures: Questions) -> None
     made = run_python(found["accuracy"])["accuracies"]
     assert list(found["accuracy"]["tasks"].values()) == [pytest.approx(made[task]) for task in (0, 1)]
     run_python(found["certificate"])
-    run_python(pictures.ask("run", {}))
+    run_python(asked(pictures, "run", {}))
 
 
-def test_inputs_come_mistakes_first_and_by_filters(pictures: Questions) -> None:
-    every = pictures.ask("inputs", {})
+def test_inputs_come_mistakes_first_and_by_filters(pictures: Api) -> None:
+    every = asked(pictures, "inputs", {})
     right = [one["predicted"] == one["label"] for one in every["inputs"]]
     assert every["total"] == 12
     assert right == sorted(right)
-    wrong = pictures.ask("inputs", {"outcome": "wrong"})
+    wrong = asked(pictures, "inputs", {"outcome": "wrong"})
     assert wrong["inputs"] == every["inputs"][: wrong["total"]]
-    of_class = pictures.ask("inputs", {"class": 4})["inputs"]
+    of_class = asked(pictures, "inputs", {"class": 4})["inputs"]
     assert sorted(one["index"] for one in of_class) == [7, 10]
     assert {(one["task"], one["label"]) for one in of_class} == {("stripes", 1)}
-    assert [one["index"] for one in pictures.ask("inputs", {"search": "11"})["inputs"]] == [11]
-    assert pictures.ask("inputs", {"start": 5, "count": 2})["inputs"] == every["inputs"][5:7]
+    assert [one["index"] for one in asked(pictures, "inputs", {"search": "11"})["inputs"]] == [11]
+    assert asked(pictures, "inputs", {"start": 5, "count": 2})["inputs"] == every["inputs"][5:7]
 
 
-def test_pixels_are_the_images(pictures: Questions) -> None:
-    (one,) = pictures.ask("inputs", {"search": "11"})["inputs"]
-    images = pictures.exhibit.inputs.images  # type: ignore[union-attr]
+def test_pixels_are_the_images(pictures: Api) -> None:
+    (one,) = asked(pictures, "inputs", {"search": "11"})["inputs"]
+    images = pictures.run.inputs.images  # type: ignore[union-attr]
     assert images is not None
     shown = np.frombuffer(base64.b64decode(one["pixels"]), np.uint8)
     low, high = images.min().item(), images.max().item()
@@ -110,34 +111,34 @@ def test_pixels_are_the_images(pictures: Questions) -> None:
 
 
 @pytest.mark.parametrize("step", [None, 0, 12, 24, 7])
-def test_predictions_and_the_python_that_makes_them(pictures: Questions, step: int | None) -> None:
-    answer = pictures.ask("predict", {"input": {"index": 8}, "step": step})
+def test_predictions_and_the_python_that_makes_them(pictures: Api, step: int | None) -> None:
+    answer = asked(pictures, "predict", {"input": {"index": 8}, "step": step})
     assert (answer["label"], answer["task"], answer["class"]) == (2, "stripes", 5)
     assert answer["predicted"] == int(np.argmax(answer["probabilities"]))
     assert_close(torch.tensor([answer["probabilities"]]), run_python(answer)["probabilities"])
 
 
-def test_history_is_the_model_at_each_stop(pictures: Questions) -> None:
-    answer = pictures.ask("history", {"input": {"index": 3}})
+def test_history_is_the_model_at_each_stop(pictures: Api) -> None:
+    answer = asked(pictures, "history", {"input": {"index": 3}})
     assert {0, 6, 12, 18, 24} <= set(answer["steps"])
     expected = torch.cat(run_python(answer)["probabilities"])
     assert_close(torch.tensor(answer["probabilities"]), expected)
-    last = pictures.ask("predict", {"input": {"index": 3}})["probabilities"]
+    last = asked(pictures, "predict", {"input": {"index": 3}})["probabilities"]
     assert answer["probabilities"][-1] == pytest.approx(last, rel=1e-4)
 
 
 @pytest.mark.parametrize("per", ["id", None])
 @pytest.mark.parametrize("layer", ["0", "2"])
-def test_spotlights_and_the_python_that_makes_them(pictures: Questions, layer: str, per: str | None) -> None:
+def test_spotlights_and_the_python_that_makes_them(pictures: Api, layer: str, per: str | None) -> None:
     body = {"input": {"index": 3}, "layer": layer, "per": per, "top": 4, "curve": 7}
-    answer = pictures.ask("spotlight", body)
+    answer = asked(pictures, "spotlight", body)
     made = run_python(answer)
     assert [one["score"] for one in answer["top"]] == pytest.approx(made["top"]["score"].tolist(), rel=1e-5)
     assert [one["tags"]["id"] for one in answer["top"]] == made["top"]["id"].tolist()
     assert [one["visits"] is None for one in answer["top"]] == [per is None] * 4
     curves = {one["class"]: one["scores"] for one in answer["curves"]}
-    classes = pictures.exhibit.classes
-    for number, one in enumerate(classes.every):
+    classes = pictures.run.classes
+    for number, one in enumerate(classes.entries):
         expected = made["curves"].where(task=one.task, label=one.label)["score"]
         assert curves[number] == pytest.approx(expected.tolist(), rel=1e-4)
         (total,) = made["totals"].where(task=one.task, label=one.label)["total"]
@@ -146,31 +147,31 @@ def test_spotlights_and_the_python_that_makes_them(pictures: Questions, layer: s
     assert sum(answer["timeline"]["total"]) == pytest.approx(sum(one["total"] for one in answer["totals"]))
 
 
-def test_top_images_are_those_of_their_ids(pictures: Questions) -> None:
-    answer = pictures.ask("spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
-    shown = pictures.exhibit.pictures
+def test_top_images_are_those_of_their_ids(pictures: Api) -> None:
+    answer = asked(pictures, "spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
+    shown = pictures.run.pictures
     assert shown is not None
     assert [one["pixels"] for one in answer["top"]] == [shown.training(one["tags"]["id"]) for one in answer["top"]]
     assert answer["top"][0]["class"] in range(6)
 
 
-def test_a_prompt_is_answered_token_by_token(language: Questions) -> None:
-    answer = language.ask("predict", {"input": {"prompt": "the wolf", "token": 2}})
+def test_a_prompt_is_answered_token_by_token(language: Api) -> None:
+    answer = asked(language, "predict", {"input": {"prompt": "the wolf", "token": 2}})
     assert (answer["tokens"], answer["token"], answer["separator"]) == (list("the wolf"), 2, "")
     assert len(answer["expected"]) == 10
-    vocabulary = language.exhibit.text.vocabulary  # type: ignore[union-attr]
+    vocabulary = language.run.text.vocabulary  # type: ignore[union-attr]
     probabilities = run_python(answer)["probabilities"][0]
     for one in answer["expected"]:
         assert one["probability"] == pytest.approx(float(probabilities[vocabulary.index(one["token"])]), rel=1e-5)
-    shorter = language.ask("predict", {"input": {"prompt": "the"}})
+    shorter = asked(language, "predict", {"input": {"prompt": "the"}})
     assert shorter["expected"] == answer["expected"]
 
 
 @pytest.mark.parametrize("summed", [True, False])
-def test_passages_and_the_python_that_makes_them(language: Questions, summed: bool) -> None:
+def test_passages_and_the_python_that_makes_them(language: Api, summed: bool) -> None:
     body = {"input": {"prompt": "the wolf"}, "layer": "lstm.l0", "summed": summed, "most": 3}
-    answer = language.ask("passages", body)
-    made = run_python(answer)["found"]
+    answer = asked(language, "passages", body)
+    made = run_python(answer)["passages"]
     assert [one["score"] for one in answer["passages"]] == pytest.approx([one.score for one in made], rel=1e-5)
     assert [one["tokens"] for one in answer["passages"]] == [list(one.tokens) for one in made]
     half = 2 * len(runs.FABLE)
@@ -180,37 +181,37 @@ def test_passages_and_the_python_that_makes_them(language: Questions, summed: bo
         assert (one["visits"] is None) != summed
 
 
-def test_a_merged_run_says_what_it_cannot_do(merged: Questions) -> None:
-    run = merged.ask("run", {})
+def test_a_merged_run_says_what_it_cannot_do(merged: Api) -> None:
+    run = asked(merged, "run", {})
     assert run["kind"] == "text"
     assert "keys only" in run["cannot"]["mute"]
     assert "no training time" in run["cannot"]["time"]
     prompt = {"prompt": "the wolf"}
-    assert merged.ask("passages", {"input": prompt, "layer": "lstm.l0"})["passages"]
+    assert asked(merged, "passages", {"input": prompt, "layer": "lstm.l0"})["passages"]
     with pytest.raises(QueryError, match="sums over all visits"):
-        merged.ask("passages", {"input": prompt, "layer": "lstm.l0", "summed": False})
+        asked(merged, "passages", {"input": prompt, "layer": "lstm.l0", "summed": False})
     with pytest.raises(Refused, match="nothing can be muted"):
-        merged.ask("mute", {"input": prompt, "mute": [{"positions": [0, 5]}]})
-    assert merged.ask("jobs", {})["certificate"]["keys_only"]
+        asked(merged, "mute", {"input": prompt, "mute": [{"positions": [0, 5]}]})
+    assert asked(merged, "jobs", {})["certificate"]["keys_only"]
 
 
 def test_rows_of_numbers_are_shown_as_such(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
-    bare = Questions(open_exhibit(path), prepare=False)
-    run = bare.ask("run", {})
+    bare = Api(open_run(path), prepare=False)
+    run = asked(bare, "run", {})
     assert (run["kind"], run["inputs"], run["classes"]) == ("rows", None, [])
     assert {one["what"] for one in run["missing"]} == {"model", "inputs"}
     assert "pass --model PACKAGE:FACTORY" in run["cannot"]["spotlight"]
     with pytest.raises(Refused, match="pass --model"):
-        bare.ask("predict", {"input": {"index": 0}})
+        asked(bare, "predict", {"input": {"index": 0}})
 
-    named = Named(model=runs.ROWS.model, inputs=path / "mine.npy")
-    for questions in prepared(path, named):
-        answer = questions.ask("spotlight", {"input": {"index": 2}, "layer": "0", "per": "sensor", "top": 2})
+    named = Companions(model=runs.ROWS.model, inputs=path / "mine.npy")
+    for api in prepared(path, named):
+        answer = asked(api, "spotlight", {"input": {"index": 2}, "layer": "0", "per": "sensor", "top": 2})
         assert {one["tags"]["sensor"] for one in answer["top"]} == {0, 1}
         assert set(answer["absent"]) == {"curves", "totals"}
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
-        assert questions.ask("predict", {"input": {"index": 2}})["values"] == pytest.approx(
+        assert asked(api, "predict", {"input": {"index": 2}})["values"] == pytest.approx(
             np.load(path / "mine.npy")[2].tolist()
         )
 
@@ -219,37 +220,37 @@ def test_training_images_that_are_not_there_are_asked_for(tmp_path: Path) -> Non
     path = runs.pictures(tmp_path / "run")
     inputs = read_inputs(path / INPUTS)
     save_inputs(path, inputs=inputs.inputs, images=inputs.images)
-    exhibit = open_exhibit(path, runs.PICTURES)
-    assert exhibit.kind == "images"
-    assert "training_images=..." in exhibit.missing["training images"]
-    questions = Questions(exhibit, prepare=False)
-    answer = questions.ask("spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
+    opened_run = open_run(path, runs.PICTURES)
+    assert opened_run.kind == "images"
+    assert "training_images=..." in opened_run.missing["training images"]
+    api = Api(opened_run, prepare=False)
+    answer = asked(api, "spotlight", {"input": {"index": 0}, "layer": "0", "per": "id"})
     assert {one["pixels"] for one in answer["top"]} == {None}
-    shown = questions.ask("predict", {"input": {"index": 0}})
+    shown = asked(api, "predict", {"input": {"index": 0}})
     assert (shown["label"], shown["class"], shown["task"]) == (None, None, None)
-    assert questions.ask("inputs", {})["total"] == 12
+    assert asked(api, "inputs", {})["total"] == 12
     with pytest.raises(Refused, match="needs the model and labels"):
-        questions.ask("inputs", {"outcome": "wrong"})
+        asked(api, "inputs", {"outcome": "wrong"})
 
 
 def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
     np.save(path / "pairs.npy", torch.randn(2, 3, 6).numpy())
-    for questions in prepared(path, Named(model=runs.ROWS.model, inputs=path / "pairs.npy")):
-        answer = questions.ask("spotlight", {"input": {"index": 1}, "layer": "0", "top": 5})
+    for api in prepared(path, Companions(model=runs.ROWS.model, inputs=path / "pairs.npy")):
+        answer = asked(api, "spotlight", {"input": {"index": 1}, "layer": "0", "top": 5})
         assert answer["note"].startswith("summed over the 3 rows")
-        memory, model = questions.exhibit.memory, questions.exhibit.network
+        memory, model = api.run.memory, api.run.network
         assert model is not None
         each = memory.attend(model, torch.from_numpy(np.load(path / "pairs.npy")[1:2]))["0"].top(40)
         sums = {slot: each["score"][each["slot"] == slot].sum() for slot in each["slot"]}
         for one in answer["top"]:
             assert one["score"] == pytest.approx(sums[one["slot"]], rel=1e-4)
         assert [one["score"] for one in answer["top"]] == pytest.approx(run_python(answer)["top"]["score"].tolist())
-        assert "output for each class" in questions.exhibit.cannot["predict"]
-        shown = questions.ask("predict", {"input": {"index": 1}})
+        assert "output for each class" in api.run.cannot["predict"]
+        shown = asked(api, "predict", {"input": {"index": 1}})
         assert (len(shown["values"]), shown["probabilities"], shown["predicted"]) == (18, None, None)
         with pytest.raises(Refused, match="output for each class"):
-            questions.ask("history", {"input": {"index": 1}})
+            asked(api, "history", {"input": {"index": 1}})
 
 
 def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
@@ -267,12 +268,12 @@ def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
                 if step == 3:
                     recorder.sync()
     np.save(tmp_path / "inputs.npy", torch.randn(2, 20).numpy())
-    named = Named(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
-    for questions in prepared(tmp_path / "run", named):
-        at = {step: questions.ask("predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
+    named = Companions(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
+    for api in prepared(tmp_path / "run", named):
+        at = {step: asked(api, "predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
         assert (at[4]["note"], at[8]["note"]) == (None, None)
         assert at[6]["note"] == "parameters that were not recorded are those of step 4: '1.bias', '1.weight'"
-        assert questions.stops == [0, 4, 8]
+        assert api.stops == [0, 4, 8]
         assert_close(torch.tensor([at[6]["probabilities"]]), run_python(at[6])["probabilities"])
 
 
@@ -282,13 +283,13 @@ def normalised() -> torch.nn.Module:
 
 def test_keys_alone_have_spotlights_but_nothing_to_mute(tmp_path: Path) -> None:
     path = runs.pictures(tmp_path / "keys", values=False)
-    for questions in prepared(path, runs.PICTURES):
-        assert questions.ask("spotlight", {"input": {"index": 1}, "layer": "2"})["top"]
-        assert questions.ask("predict", {"input": {"index": 1}, "step": 12})["step"] == 12
+    for api in prepared(path, runs.PICTURES):
+        assert asked(api, "spotlight", {"input": {"index": 1}, "layer": "2"})["top"]
+        assert asked(api, "predict", {"input": {"index": 1}, "step": 12})["step"] == 12
         with pytest.raises(QueryError, match="keys only"):
-            questions.ask("predict", {"input": {"index": 1}, "step": 7})
+            asked(api, "predict", {"input": {"index": 1}, "step": 7})
         with pytest.raises(Refused, match="keys only"):
-            questions.ask("mute", {"input": {"index": 1}, "mute": [{"label": [1]}]})
+            asked(api, "mute", {"input": {"index": 1}, "mute": [{"label": [1]}]})
 
 
 def test_what_a_run_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,21 +301,21 @@ def test_what_a_run_names_is_not_imported(tmp_path: Path, monkeypatch: pytest.Mo
     with dualform.record(model, optimizer, tmp_path / "run", about=about):
         model(torch.randn(2, 20)).sum().backward()
         optimizer.step()
-    exhibit = open_exhibit(tmp_path / "run")
+    opened_run = open_run(tmp_path / "run")
     assert not (tmp_path / "imported").exists()
-    assert exhibit.network is None
-    assert "pass it if you trust it" in exhibit.missing["model"]
-    assert "no file of its own" in exhibit.missing["inputs"]
+    assert opened_run.network is None
+    assert "pass it if you trust it" in opened_run.missing["model"]
+    assert "no file of its own" in opened_run.missing["inputs"]
 
 
 def test_what_the_user_names_has_to_be_there(tmp_path: Path) -> None:
     path = runs.pictures(tmp_path / "run")
     with pytest.raises(QueryError, match="cannot import 'no_such_package'"):
-        open_exhibit(path, Named(model="no_such_package:network"))
+        open_run(path, Companions(model="no_such_package:network"))
     with pytest.raises(QueryError, match="there is no file"):
-        open_exhibit(path, Named(model=runs.PICTURES.model, inputs=tmp_path / "none.npy"))
+        open_run(path, Companions(model=runs.PICTURES.model, inputs=tmp_path / "none.npy"))
     with pytest.raises(UnknownName, match="no layer in this model called"):
-        open_exhibit(path, Named(model="tests.viewer.test_answers:other_network"))
+        open_run(path, Companions(model="tests.viewer.test_answers:other_network"))
 
 
 def other_network() -> torch.nn.Module:

@@ -1,12 +1,12 @@
-"""Questions with something wrong in them, sent to a real server: each gets a 4xx that says what."""
+"""Api with something wrong in them, sent to a real server: each gets a 4xx that says what."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from dualform.viewer.exhibit import open_exhibit
-from dualform.viewer.questions import Questions
+from dualform.viewer.api import Api
+from dualform.viewer.opened_run import open_run
 from tests.viewer import runs
 from tests.viewer.served import post, served
 
@@ -14,7 +14,7 @@ INPUT = {"index": 3}
 SPOTLIGHT = {"input": INPUT, "layer": "2"}
 
 WRONG: dict[str, tuple[str, Any, str]] = {
-    "no input": ("predict", {}, "'input' of the question 'predict' is missing"),
+    "no input": ("predict", {}, "'input' of the request 'predict' is missing"),
     "an input that is none": ("predict", {"input": 3}, "is not an object"),
     "an empty input": ("predict", {"input": {}}, "an input is"),
     "two inputs in one": ("predict", {"input": {"index": 3, "drawn": "AAAA"}}, "an input is"),
@@ -23,14 +23,14 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "an index that is true": ("predict", {"input": {"index": True}}, "whole number"),
     "an index that is broken": ("predict", {"input": {"index": 1.5}}, "whole number"),
     "a negative index": ("predict", {"input": {"index": -1}}, "whole number"),
-    "an index beyond the last": ("predict", {"input": {"index": 12}}, "no input 12; choose from 0 to 11"),
+    "an index beyond the last": ("predict", {"input": {"index": 12}}, "there is no input 12; there are 12"),
     "an index beyond any": ("predict", {"input": {"index": 10**30}}, "whole number"),
-    "an unknown entry": ("predict", {"input": INPUT, "colour": "red"}, "'colour' of the question"),
-    "an entry for nothing": ("run", {"run": "other"}, "'run' of the question 'run' is not known"),
+    "an unknown entry": ("predict", {"input": INPUT, "colour": "red"}, "'colour' of the request"),
+    "an entry for nothing": ("run", {"run": "other"}, "'run' of the request 'run' is not known"),
     "a step beyond the last": ("predict", {"input": INPUT, "step": 25}, "the run has 24 steps"),
     "a step that is a text": ("predict", {"input": INPUT, "step": "7"}, "whole number"),
     "a negative step": ("predict", {"input": INPUT, "step": -1}, "whole number"),
-    "no layer": ("spotlight", {"input": INPUT}, "'layer' of the question 'spotlight' is missing"),
+    "no layer": ("spotlight", {"input": INPUT}, "'layer' of the request 'spotlight' is missing"),
     "an unknown layer": ("spotlight", {"input": INPUT, "layer": "9"}, "no layer '9'; choose from '0', '2'"),
     "an unknown tag": ("spotlight", {**SPOTLIGHT, "per": "colour"}, "choose from 'id'"),
     "none of the top": ("spotlight", {**SPOTLIGHT, "top": 0}, "at least 1"),
@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a start before the first": ("inputs", {"start": -3}, "at least 0"),
     "a search that is a number": ("inputs", {"search": 3}, "is not a text"),
     "a search that moves the cursor": ("inputs", {"search": "\x1b[2J"}, "cannot be shown"),
-    "nothing to mute": ("mute", {"input": INPUT}, "'mute' of the question 'mute' is missing"),
+    "nothing to mute": ("mute", {"input": INPUT}, "'mute' of the request 'mute' is missing"),
     "a set that is none": ("mute", {"input": INPUT, "mute": ["label"]}, "a list of sets"),
     "an empty set": ("mute", {"input": INPUT, "mute": [{}]}, "a list of sets"),
     "a set of one value": ("mute", {"input": INPUT, "mute": [{"label": 3}]}, "a list of values"),
@@ -89,16 +89,16 @@ PROMPTS: dict[str, tuple[str, Any, str]] = {
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     path = runs.pictures(tmp_path_factory.mktemp("run") / "pictures")
-    questions = Questions(open_exhibit(path, runs.PICTURES), prepare=False)
-    questions.jobs.run()
-    with served(questions) as port:
+    api = Api(open_run(path, runs.PICTURES), prepare=False)
+    api.jobs.run()
+    with served(api) as port:
         yield port
 
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     path = runs.language(tmp_path_factory.mktemp("run") / "language")
-    with served(Questions(open_exhibit(path), prepare=False)) as port:
+    with served(Api(open_run(path), prepare=False)) as port:
         yield port
 
 

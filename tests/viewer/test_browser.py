@@ -11,8 +11,8 @@ from playwright.sync_api import Browser, Page, expect
 
 from dualform.experiments import demo
 from dualform.experiments.language.training import MERGED
-from dualform.viewer.exhibit import Exhibit, Named, open_exhibit
-from dualform.viewer.questions import Questions
+from dualform.viewer.api import Api
+from dualform.viewer.opened_run import Companions, OpenedRun, open_run
 from tests.cli.conftest import call
 from tests.viewer import runs
 from tests.viewer.browser import PATIENCE, launched, opened, part
@@ -35,36 +35,36 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exhibit(digits: Path) -> Exhibit:
-    return open_exhibit(digits)
+def opened_run(digits: Path) -> OpenedRun:
+    return open_run(digits)
 
 
 @pytest.fixture(scope="module")
-def site(exhibit: Exhibit) -> Iterator[str]:
-    yield from address(exhibit)
+def site(opened_run: OpenedRun) -> Iterator[str]:
+    yield from address(opened_run)
 
 
 @pytest.fixture(scope="module")
 def two_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from address(open_exhibit(runs.pictures(tmp_path_factory.mktemp("run") / "pictures"), runs.PICTURES))
+    yield from address(open_run(runs.pictures(tmp_path_factory.mktemp("run") / "pictures"), runs.PICTURES))
 
 
 @pytest.fixture(scope="module")
 def language(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    yield from address(open_exhibit(runs.language(tmp_path_factory.mktemp("run") / "language")))
+    yield from address(open_run(runs.language(tmp_path_factory.mktemp("run") / "language")))
 
 
-def address(exhibit: Exhibit) -> Iterator[str]:
-    questions = Questions(exhibit)
-    with served(questions) as port:
+def address(opened_run: OpenedRun) -> Iterator[str]:
+    api = Api(opened_run)
+    with served(api) as port:
         yield f"http://127.0.0.1:{port}/"
 
 
-def said(exhibit: Exhibit, model: torch.nn.Module, index: int) -> tuple[int, float]:
+def said(opened_run: OpenedRun, model: torch.nn.Module, index: int) -> tuple[int, float]:
     """The prediction, and how sure the model is of it in per cent."""
-    assert exhibit.inputs is not None
+    assert opened_run.inputs is not None
     with torch.no_grad():
-        probabilities = torch.softmax(model(exhibit.inputs.row(index)), dim=1)[0]
+        probabilities = torch.softmax(model(opened_run.inputs.row(index)), dim=1)[0]
     return int(probabilities.argmax()), 100 * float(probabilities.max())
 
 
@@ -75,14 +75,14 @@ def shown_per_cent(page: Page) -> float:
     return float(found[2])
 
 
-def test_home_tells_of_the_run_and_leads_to_inputs(browser: Browser, site: str, exhibit: Exhibit) -> None:
+def test_home_tells_of_the_run_and_leads_to_inputs(browser: Browser, site: str, opened_run: OpenedRun) -> None:
     with opened(browser, site) as page:
         expect(part(page, "home-facts")).to_contain_text("150 steps of SGD")
         for words in ("hidden1", "64 → 128", "4,800", "id (int), label (int)"):
             expect(page.locator("main")).to_contain_text(words)
         expect(part(page, "certificate").first).to_contain_text("dual = primal to")
-        assert exhibit.outputs is not None
-        right = exhibit.outputs.right
+        assert opened_run.outputs is not None
+        right = opened_run.outputs.right
         assert right is not None
         wrong = torch.nonzero(~right).flatten().tolist()
         expect(part(page, "thumb").first).to_have_attribute("data-index", str(wrong[0]))
@@ -96,14 +96,14 @@ def test_home_tells_of_the_run_and_leads_to_inputs(browser: Browser, site: str, 
         assert "input=123" in page.url
 
 
-def test_a_spotlight_shows_what_the_memory_says(browser: Browser, site: str, exhibit: Exhibit) -> None:
-    assert exhibit.network is not None
-    assert exhibit.inputs is not None
+def test_a_spotlight_shows_what_the_memory_says(browser: Browser, site: str, opened_run: OpenedRun) -> None:
+    assert opened_run.network is not None
+    assert opened_run.inputs is not None
     with opened(browser, f"{site}#spotlight?input=7") as page:
-        predicted, sure = said(exhibit, exhibit.network, 7)
+        predicted, sure = said(opened_run, opened_run.network, 7)
         expect(part(page, "prediction")).to_contain_text(f"The model says {predicted}")
         assert shown_per_cent(page) == pytest.approx(sure, abs=0.1)
-        top = exhibit.memory.attend(exhibit.network, exhibit.inputs.row(7))["output"].top(12, per="id")
+        top = opened_run.memory.attend(opened_run.network, opened_run.inputs.row(7))["output"].top(12, per="id")
         panel = part(page, "layer-panel", layer="output")
         for number in top["id"].tolist():
             expect(panel).to_contain_text(f"id {number}")
@@ -111,7 +111,7 @@ def test_a_spotlight_shows_what_the_memory_says(browser: Browser, site: str, exh
         for chart in ("curves", "totals", "timeline", "scrubber"):
             expect(part(page, chart).locator("svg[role]").first).to_be_visible()
         part(page, "layer-panel", layer="output").get_by_text("single visits").click()
-        slots = exhibit.memory.attend(exhibit.network, exhibit.inputs.row(7))["output"].top(12)
+        slots = opened_run.memory.attend(opened_run.network, opened_run.inputs.row(7))["output"].top(12)
         expect(panel).to_contain_text(f"step {slots['step'][0]}")
         page.keyboard.press("1")
         expect(page).to_have_url(re.compile("layer=hidden1"))
@@ -155,10 +155,10 @@ def test_a_drawing_is_seen_and_kept_in_the_address(browser: Browser, site: str) 
         expect(part(page, "seen").locator("img")).to_be_visible()
 
 
-def test_muting_a_class_is_memory_without(browser: Browser, site: str, exhibit: Exhibit) -> None:
-    assert exhibit.network is not None
-    predicted, _ = said(exhibit, exhibit.network, 7)
-    without, sure = said(exhibit, exhibit.memory.without(label=predicted).model(exhibit.network), 7)
+def test_muting_a_class_is_memory_without(browser: Browser, site: str, opened_run: OpenedRun) -> None:
+    assert opened_run.network is not None
+    predicted, _ = said(opened_run, opened_run.network, 7)
+    without, sure = said(opened_run, opened_run.memory.without(label=predicted).model(opened_run.network), 7)
     assert without != predicted
     with opened(browser, f"{site}#spotlight?input=7") as page:
         part(page, "mute-class", **{"class": predicted}).click()
@@ -168,7 +168,7 @@ def test_muting_a_class_is_memory_without(browser: Browser, site: str, exhibit: 
         assert found is not None
         assert float(found[1]) == pytest.approx(sure, abs=0.2)
         expect(part(page, "honest")).to_contain_text("Recorded contributions removed, not retrained.")
-        count = 150 * 32 - exhibit.memory.without(label=predicted).slots("output")
+        count = 150 * 32 - opened_run.memory.without(label=predicted).slots("output")
         expect(part(page, "honest")).to_contain_text(f"{count:,} of 4,800 slots muted in each layer")
         expect(page).to_have_url(re.compile(f"mute=label:{predicted}"))
         part(page, "top-image").first.click()
@@ -194,13 +194,13 @@ def test_a_stretch_of_time_is_brushed_and_muted(browser: Browser, site: str) -> 
         expect(page).to_have_url(re.compile(r"mute=steps:\d+-\d+"))
 
 
-def test_the_model_as_it_was_at_any_step(browser: Browser, site: str, exhibit: Exhibit) -> None:
-    assert exhibit.network is not None
+def test_the_model_as_it_was_at_any_step(browser: Browser, site: str, opened_run: OpenedRun) -> None:
+    assert opened_run.network is not None
     with opened(browser, f"{site}#spotlight?input=7") as page:
         for step in (0, 37):
             part(page, "scrubber-step").fill(str(step))
             part(page, "scrubber-step").press("Enter")
-            predicted, sure = said(exhibit, exhibit.memory.until(step=step).model(exhibit.network), 7)
+            predicted, sure = said(opened_run, opened_run.memory.until(step=step).model(opened_run.network), 7)
             expect(part(page, "step-banner")).to_contain_text(f"as it was after step {step}")
             expect(part(page, "step-banner")).to_contain_text(f"{predicted} (")
             expect(part(page, "prediction")).to_contain_text(f"The model says {predicted}")
@@ -209,10 +209,10 @@ def test_the_model_as_it_was_at_any_step(browser: Browser, site: str, exhibit: E
         expect(part(page, "step-banner")).to_be_hidden()
 
 
-def test_charts_mark_what_the_finished_model_says(browser: Browser, site: str, exhibit: Exhibit) -> None:
-    assert exhibit.network is not None
-    predicted, _ = said(exhibit, exhibit.network, 7)
-    before, _ = said(exhibit, exhibit.memory.until(step=0).model(exhibit.network), 7)
+def test_charts_mark_what_the_finished_model_says(browser: Browser, site: str, opened_run: OpenedRun) -> None:
+    assert opened_run.network is not None
+    predicted, _ = said(opened_run, opened_run.network, 7)
+    before, _ = said(opened_run, opened_run.memory.until(step=0).model(opened_run.network), 7)
     assert before != predicted
     with opened(browser, f"{site}#spotlight?input=7&step=0") as page:
         expect(part(page, "prediction")).to_contain_text(f"The model says {before}")
@@ -262,7 +262,7 @@ def test_a_language_model_has_passages_and_documents_to_mute(browser: Browser, l
 
 
 def test_a_merged_run_says_that_nothing_can_be_muted(browser: Browser, tmp_path: Path) -> None:
-    for site in address(open_exhibit(runs.language(tmp_path / "merged", MERGED))):
+    for site in address(open_run(runs.language(tmp_path / "merged", MERGED))):
         with opened(browser, f"{site}#prompt?prompt=the%20wolf") as page:
             expect(part(page, "passage").first).to_be_visible()
             expect(page.locator("main")).to_contain_text("nothing can be muted")
@@ -271,15 +271,15 @@ def test_a_merged_run_says_that_nothing_can_be_muted(browser: Browser, tmp_path:
 
 def test_a_run_of_numbers_alone_says_what_is_missing(browser: Browser, tmp_path: Path) -> None:
     path = runs.rows(tmp_path / "rows")
-    for site in address(open_exhibit(path)):
+    for site in address(open_run(path)):
         with opened(browser, site) as page:
             expect(page.locator("main")).to_contain_text("pass --model PACKAGE:FACTORY")
-    for site in address(open_exhibit(path, Named(model=runs.ROWS.model, inputs=path / "mine.npy"))):
+    for site in address(open_run(path, Companions(model=runs.ROWS.model, inputs=path / "mine.npy"))):
         with opened(browser, f"{site}#spotlight?input=1") as page:
             expect(part(page, "layer-panel", layer="0")).to_contain_text("sensor")
             expect(page.locator("main")).to_contain_text("slots have no classes")
     np.save(path / "pairs.npy", np.ones((2, 3, 6), np.float32))  # for which the model has no probabilities
-    for site in address(open_exhibit(path, Named(model=runs.ROWS.model, inputs=path / "pairs.npy"))):
+    for site in address(open_run(path, Companions(model=runs.ROWS.model, inputs=path / "pairs.npy"))):
         with opened(browser, f"{site}#spotlight?input=1") as page:
             expect(part(page, "layer-panel", layer="0")).to_contain_text("sensor")
             expect(page.locator("main")).to_contain_text("models with an output for each class")
@@ -325,10 +325,10 @@ def test_panels_are_saved_as_files(browser: Browser, site: str) -> None:
 
 
 def test_a_server_that_went_away_is_noticed(browser: Browser, tmp_path: Path) -> None:
-    questions = Questions(open_exhibit(runs.pictures(tmp_path / "run"), runs.PICTURES))
+    api = Api(open_run(runs.pictures(tmp_path / "run"), runs.PICTURES))
     context = browser.new_context()
     page = context.new_page()  # not watched: it will say that requests failed
-    with served(questions) as port:
+    with served(api) as port:
         page.goto(f"http://127.0.0.1:{port}/#spotlight?input=1")
         expect(part(page, "prediction")).to_contain_text("The model says")
     part(page, "mute-class", **{"class": 1}).click()

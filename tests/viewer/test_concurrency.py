@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from dualform.errors import UnknownName
-from dualform.viewer.exhibit import open_exhibit
+from dualform.viewer.api import Api
 from dualform.viewer.jobs import Job, Jobs
-from dualform.viewer.questions import Questions
+from dualform.viewer.opened_run import open_run
 from tests.viewer import runs
+from tests.viewer.runs import asked
 from tests.viewer.served import post, served
 
 
-def asked() -> list[tuple[str, dict[str, Any]]]:
+def some_requests() -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = [("run", {}), ("inputs", {})]
     for index in range(12):
         of = {"input": {"index": index}}
@@ -28,16 +29,16 @@ def asked() -> list[tuple[str, dict[str, Any]]]:
 def test_answers_do_not_mix(tmp_path: Path) -> None:
     """From 50 clients, while what makes answers quick is being prepared."""
     path = runs.pictures(tmp_path / "run")
-    alone = Questions(open_exhibit(path, runs.PICTURES), prepare=False)
+    alone = Api(open_run(path, runs.PICTURES), prepare=False)
     alone.jobs.run()
-    expected = [alone.ask(name, body) for name, body in asked()]
-    questions = Questions(open_exhibit(path, runs.PICTURES))
-    with served(questions) as port, ThreadPoolExecutor(50) as clients:
-        questions.jobs.wait()
-        again = Jobs([Job("spotlight", "", lambda tell: questions._spotlights.warm()) for _ in range(20)])
+    expected = [asked(alone, name, body) for name, body in some_requests()]
+    api = Api(open_run(path, runs.PICTURES))
+    with served(api) as port, ThreadPoolExecutor(50) as clients:
+        api.jobs.wait()
+        again = Jobs([Job("spotlight", "", lambda tell: api._spotlights.warm_up()) for _ in range(20)])
         warming = threading.Thread(target=again.run)
         warming.start()
-        found = list(clients.map(lambda one: post(port, *one), asked()))
+        found = list(clients.map(lambda one: post(port, *one), some_requests()))
         again.stop()
         warming.join()
     assert {one.status for one in found} == {200}
@@ -89,17 +90,17 @@ def test_jobs_that_were_stopped_do_not_begin() -> None:
 
 def test_a_prediction_is_not_taken_for_a_query(tmp_path: Path) -> None:
     """While the network is watched for the queries of one input, another is predicted."""
-    exhibit = open_exhibit(runs.pictures(tmp_path / "run"), runs.PICTURES)
-    questions = Questions(exhibit, prepare=False)
+    opened_run = open_run(runs.pictures(tmp_path / "run"), runs.PICTURES)
+    api = Api(opened_run, prepare=False)
     body = {"input": {"index": 3}, "layer": "0"}
-    alone = questions.ask("spotlight", body)
-    assert exhibit.network is not None
+    alone = asked(api, "spotlight", body)
+    assert opened_run.network is not None
     with ThreadPoolExecutor(1) as other:
 
         def meanwhile(*_: Any) -> None:
             hook.remove()
-            other.submit(questions.ask, "predict", {"input": {"index": 5}}).result()
-            other.submit(questions.ask, "mute", {"input": {"index": 5}, "mute": [{"steps": [0, 3]}]}).result()
+            other.submit(asked, api, "predict", {"input": {"index": 5}}).result()
+            other.submit(asked, api, "mute", {"input": {"index": 5}, "mute": [{"steps": [0, 3]}]}).result()
 
-        hook = exhibit.network.register_forward_pre_hook(meanwhile)
-        assert questions.ask("spotlight", body) == alone
+        hook = opened_run.network.register_forward_pre_hook(meanwhile)
+        assert asked(api, "spotlight", body) == alone

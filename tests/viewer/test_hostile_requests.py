@@ -6,15 +6,15 @@ from contextlib import suppress
 
 import pytest
 
-from dualform.viewer.server import MOST_BYTES
-from tests.viewer.served import Few, Reply, ask, connected, post, question, raw, reply, served
+from dualform.viewer.server import MAX_BODY_BYTES
+from tests.viewer.served import Reply, StubHandler, ask, connected, post, raw, reply, request, served
 
 JSON = {"Content-Type": "application/json"}
 
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    with served(Few()) as found:
+    with served(StubHandler()) as found:
         yield found
         assert post(found, "echo", {"still": "there"}).json() == {"still": "there"}
 
@@ -23,6 +23,11 @@ def port() -> Iterator[int]:
     "path",
     [
         "/page/../../etc/passwd",
+        "/page/core/../../server.py",
+        "/page/core%2f..%2f..%2fserver.py",
+        "/page/core//state.js",
+        "/page/core",
+        "/page/core/",
         "/page/../server.py",
         "/../../../etc/passwd",
         "//etc/passwd",
@@ -133,28 +138,28 @@ def test_a_link_from_elsewhere_opens_the_page(port: int) -> None:
 
 
 def too_much(found: Reply) -> bool:
-    return (found.status, found.error()) == (413, f"a question may have {MOST_BYTES:,} bytes")
+    return (found.status, found.error()) == (413, f"a request may have {MAX_BODY_BYTES:,} bytes")
 
 
-@pytest.mark.parametrize("size", [MOST_BYTES + 1, 5_000_000])
+@pytest.mark.parametrize("size", [MAX_BODY_BYTES + 1, 5_000_000])
 def test_a_huge_body(port: int, size: int) -> None:
     assert too_much(ask(port, "POST", "/api/echo", b" " * size, JSON))
 
 
 @pytest.mark.parametrize("length", ["100000", "99999999999999"])
 def test_a_body_that_is_said_to_be_huge_is_not_waited_for(port: int, length: str) -> None:
-    assert too_much(raw(port, question("echo", f"Content-Length: {length}\r\nExpect: 100-continue")))
+    assert too_much(raw(port, request("echo", f"Content-Length: {length}\r\nExpect: 100-continue")))
 
 
 @pytest.mark.parametrize("chunk", [1000, 100_000])
 def test_a_huge_body_of_unknown_length(port: int, chunk: int) -> None:
     """The answer comes although the body never ends, and the connection is of use when it does."""
     with connected(port) as client:
-        client.sendall(question("echo", "Transfer-Encoding: chunked"))
+        client.sendall(request("echo", "Transfer-Encoding: chunked"))
         for _ in range(200_000 // chunk):
             client.sendall(f"{chunk:x}\r\n".encode() + b" " * chunk + b"\r\n")
         assert too_much(reply(client))
-        client.sendall(b"0\r\n\r\n" + question("echo", "Content-Length: 2", b"{}"))
+        client.sendall(b"0\r\n\r\n" + request("echo", "Content-Length: 2", b"{}"))
         assert reply(client).status == 200
 
 
@@ -166,18 +171,18 @@ def test_a_huge_body_of_unknown_length(port: int, chunk: int) -> None:
     ],
 )
 def test_headers_that_say_nothing(port: int, length: str) -> None:
-    found = raw(port, question("echo", length, b"{}"))
+    found = raw(port, request("echo", length, b"{}"))
     assert found.status in (400, 501)
     assert found.error()
 
 
 def test_chunks_that_are_none(port: int) -> None:
-    assert raw(port, question("echo", "Transfer-Encoding: chunked", b"zz\r\n{}\r\n0\r\n\r\n")).status == 400
+    assert raw(port, request("echo", "Transfer-Encoding: chunked", b"zz\r\n{}\r\n0\r\n\r\n")).status == 400
 
 
 def test_nonsense_after_the_answer(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with connected(port) as client:
-        client.sendall(question("unknown", "Transfer-Encoding: chunked"))
+        client.sendall(request("unknown", "Transfer-Encoding: chunked"))
         assert reply(client).status == 404
         client.sendall(b"zz\r\n")
         assert client.recv(1) == b""
@@ -188,9 +193,9 @@ def test_nonsense_after_the_answer(port: int, caplog: pytest.LogCaptureFixture) 
     ("body", "reason"),
     [
         (b"", "Expecting value"),
-        (b"{", "not a question in JSON"),
-        (b"{'a': 1}", "not a question in JSON"),
-        (b'{"a": 1,}', "not a question in JSON"),
+        (b"{", "not a request in JSON"),
+        (b"{'a': 1}", "not a request in JSON"),
+        (b'{"a": 1,}', "not a request in JSON"),
         (b'{"a": 1} {"b": 2}', "Extra data"),
         (b'{"a": "\n"}', "control character"),
         (b"\xff\xfe{\x00}\x00", "decode"),
@@ -205,14 +210,14 @@ def test_nonsense_after_the_answer(port: int, caplog: pytest.LogCaptureFixture) 
         (b'{"a": ' + b"[" * 101 + b"]" * 101 + b"}", "nested"),
         (b"[" * 60_000, "nested"),
         (b'{"a":' * 12_000, "nested"),
-        (b"[]", "a question is a JSON object"),
-        (b"null", "a question is a JSON object"),
-        (b"3", "a question is a JSON object"),
-        (b'"text"', "a question is a JSON object"),
-        (b"true", "a question is a JSON object"),
+        (b"[]", "a request is a JSON object"),
+        (b"null", "a request is a JSON object"),
+        (b"3", "a request is a JSON object"),
+        (b'"text"', "a request is a JSON object"),
+        (b"true", "a request is a JSON object"),
     ],
 )
-def test_a_body_that_is_no_question(port: int, body: bytes, reason: str) -> None:
+def test_a_body_that_is_no_request(port: int, body: bytes, reason: str) -> None:
     found = ask(port, "POST", "/api/echo", body, JSON)
     assert (found.status, reason in found.error()) == (400, True), found.error()
 
@@ -225,10 +230,10 @@ def test_a_reason_is_short_whatever_is_sent(port: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["unknown", "RUN", "run%20", "__class__", "%1b%5b31m", "x" * 5000, "..", "submit"])
-def test_an_unknown_question(port: int, name: str) -> None:
+def test_an_unknown_request(port: int, name: str) -> None:
     found = ask(port, "POST", f"/api/{name}", b"{}", JSON)
     assert found.status == 404
-    assert found.error().endswith("choose from " + ", ".join(map(repr, Few.names)))
+    assert found.error().endswith("there is " + ", ".join(map(repr, StubHandler.names)))
     assert len(found.error()) < 300
 
 

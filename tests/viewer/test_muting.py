@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 import dualform
-from dualform.errors import QueryError, UnknownName
-from dualform.viewer.asked import Asked
-from dualform.viewer.exhibit import Exhibit, open_exhibit
+from dualform.errors import QueryError, Refused, UnknownName
+from dualform.viewer.api import Api
 from dualform.viewer.muting import Muting
-from dualform.viewer.questions import Questions, Refused
+from dualform.viewer.opened_run import OpenedRun, open_run
+from dualform.viewer.requests import MuteRequest
 from tests.viewer import runs
+from tests.viewer.runs import asked
 from tests.viewer.test_answers import run_python
 
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -34,21 +35,21 @@ SETS = st.one_of(
 
 
 @pytest.fixture(scope="module", params=list(OPTIMISERS))
-def exhibit(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exhibit:
+def opened_run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> OpenedRun:
     path = tmp_path_factory.mktemp("run") / "pictures"
-    return open_exhibit(runs.pictures(path, OPTIMISERS[request.param]), runs.PICTURES)
+    return open_run(runs.pictures(path, OPTIMISERS[request.param]), runs.PICTURES)
 
 
 @pytest.fixture(scope="module")
-def muting(exhibit: Exhibit) -> Muting:
-    muting = Muting(exhibit)
+def muting(opened_run: OpenedRun) -> Muting:
+    muting = Muting(opened_run)
     muting.prepare()
     assert muting.group_weights is not None
     return muting
 
 
 def ask(muting: Muting, sets: list[dict[str, Any]], index: int = 4) -> dict[str, Any]:
-    return muting.mute(Asked({"input": {"index": index}, "mute": sets}, "mute"))
+    return muting.mute(MuteRequest.parse({"input": {"index": index}, "mute": sets}))
 
 
 def naive(memory: dualform.Memory, sets: list[dict[str, Any]]) -> dualform.Memory:
@@ -58,29 +59,29 @@ def naive(memory: dualform.Memory, sets: list[dict[str, Any]]) -> dualform.Memor
     return memory
 
 
-def said(exhibit: Exhibit, model: torch.nn.Module, index: int = 4) -> torch.Tensor:
-    assert exhibit.inputs is not None
-    return torch.softmax(model(exhibit.inputs.row(index)), dim=1)[0].detach()
+def said(opened_run: OpenedRun, model: torch.nn.Module, index: int = 4) -> torch.Tensor:
+    assert opened_run.inputs is not None
+    return torch.softmax(model(opened_run.inputs.row(index)), dim=1)[0].detach()
 
 
 @settings(max_examples=15)
 @given(sets=st.lists(SETS, min_size=1, max_size=4))
-def test_any_sets_are_muted_as_views_are(exhibit: Exhibit, muting: Muting, sets: list[dict[str, Any]]) -> None:
-    assert exhibit.network is not None
-    answer, view = ask(muting, sets), naive(exhibit.memory, sets)
-    expected = said(exhibit, view.model(exhibit.network))
+def test_any_sets_are_muted_as_views_are(opened_run: OpenedRun, muting: Muting, sets: list[dict[str, Any]]) -> None:
+    assert opened_run.network is not None
+    answer, view = ask(muting, sets), naive(opened_run.memory, sets)
+    expected = said(opened_run, view.model(opened_run.network))
     assert_close(torch.tensor(answer["after"]["probabilities"]), expected, rtol=1e-3, atol=1e-4)
     assert answer["slots"] == {layer: [120 - view.slots(layer), 120] for layer in ("0", "2")}
 
 
-def test_each_layer_alone(exhibit: Exhibit, muting: Muting) -> None:
-    assert exhibit.network is not None
+def test_each_layer_alone(opened_run: OpenedRun, muting: Muting) -> None:
+    assert opened_run.network is not None
     answer = ask(muting, [{"label": [1]}, {"steps": [3, 9]}])
-    muted = exhibit.memory.without(label=1).without(step=range(3, 9))
+    muted = opened_run.memory.without(label=1).without(step=range(3, 9))
     for layer in ("0", "2"):
-        model = exhibit.memory.model(exhibit.network)
+        model = opened_run.memory.model(opened_run.network)
         model.load_state_dict(model.state_dict() | muted.weights(layer))
-        expected = said(exhibit, model)
+        expected = said(opened_run, model)
         found = torch.tensor(answer["layers"][layer]["probabilities"])
         assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
@@ -96,16 +97,16 @@ def test_the_python_makes_the_same(muting: Muting) -> None:
     )
 
 
-def test_nothing_muted_is_the_model_itself(exhibit: Exhibit, muting: Muting) -> None:
-    assert exhibit.network is not None
+def test_nothing_muted_is_the_model_itself(opened_run: OpenedRun, muting: Muting) -> None:
+    assert opened_run.network is not None
     answer = ask(muting, [])
     assert answer["before"] == answer["after"]
-    assert_close(torch.tensor(answer["before"]["probabilities"]), said(exhibit, exhibit.network))
+    assert_close(torch.tensor(answer["before"]["probabilities"]), said(opened_run, opened_run.network))
     assert answer["slots"] == {"0": [0, 120], "2": [0, 120]}
 
 
-def test_classes_wait_until_their_weights_are_summed_up(exhibit: Exhibit) -> None:
-    early = Muting(exhibit)
+def test_classes_wait_until_their_weights_are_summed_up(opened_run: OpenedRun) -> None:
+    early = Muting(opened_run)
     with pytest.raises(Refused, match="being summed up") as refused:
         ask(early, [{"label": [1]}])
     assert (refused.value.status, refused.value.job) == (503, "mute")
@@ -113,16 +114,16 @@ def test_classes_wait_until_their_weights_are_summed_up(exhibit: Exhibit) -> Non
 
 
 def test_classes_whose_weights_would_not_fit_are_read(
-    exhibit: Exhibit, muting: Muting, monkeypatch: pytest.MonkeyPatch
+    opened_run: OpenedRun, muting: Muting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def too_many(*_: Any, **__: Any) -> None:
         raise QueryError("more than fits")
 
-    reading = Muting(exhibit)
-    monkeypatch.setattr(exhibit.memory, "group_weights", too_many)
+    reading = Muting(opened_run)
+    monkeypatch.setattr(opened_run.memory, "group_weights", too_many)
     reading.prepare()
     sets: list[dict[str, Any]] = [{"label": [1]}, {"steps": [3, 9]}, {"task": ["triangles"]}]
-    assert not reading.is_quick({"mute": sets[:1]})
+    assert reading.reads_slots(MuteRequest.parse({"input": {"index": 4}, "mute": sets[:1]}))
     found, expected = ask(reading, sets), ask(muting, sets)
     assert found["slots"] == expected["slots"]
     assert found["after"]["probabilities"] == pytest.approx(expected["after"]["probabilities"], abs=1e-4)
@@ -138,11 +139,11 @@ def test_what_there_is_not_cannot_be_muted(muting: Muting, sets: list[dict[str, 
 
 def test_a_document_is_muted(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = runs.language(tmp_path_factory.mktemp("run") / "language")
-    questions = Questions(open_exhibit(path), prepare=False)
+    api = Api(open_run(path), prepare=False)
     body = {"input": {"prompt": "the wolf"}, "mute": [{"positions": [0, 2 * len(runs.FABLE)]}]}
-    answer = questions.ask("mute", body)
+    answer = asked(api, "mute", body)
     probabilities = run_python(answer)["probabilities"][0]
-    vocabulary = questions.exhibit.text.vocabulary  # type: ignore[union-attr]
+    vocabulary = api.run.text.vocabulary  # type: ignore[union-attr]
     assert [one["token"] for one in answer["before"]["expected"]] == [
         one["token"] for one in answer["after"]["expected"]
     ]
@@ -151,5 +152,5 @@ def test_a_document_is_muted(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert one["probability"] == pytest.approx(expected, rel=1e-2, abs=1e-4)
     muted, every = answer["slots"]["lstm.l0"]
     assert 0 < muted < every
-    assert not questions._muting.is_quick(body)
-    questions.close()
+    assert api._muting.reads_slots(MuteRequest.parse(body))
+    api.close()

@@ -18,8 +18,8 @@ from dualform.errors import CannotServe
 from dualform.viewer import port as ports
 from dualform.viewer import serve as module
 from dualform.viewer.port import Port, open_port
-from dualform.viewer.serve import serve, told
-from tests.viewer.served import Few, ask, connected, post, question
+from dualform.viewer.serve import announcement, serve
+from tests.viewer.served import StubHandler, ask, connected, post, request
 
 
 @pytest.fixture
@@ -34,14 +34,14 @@ def test_a_port_that_was_asked_for_is_that_one_or_none(port: Port) -> None:
 
 
 def test_without_a_number_the_next_free_one_is_found(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "FIRST", port.number)
+    monkeypatch.setattr(ports, "FIRST_PORT", port.number)
     with open_port("127.0.0.1", None) as found:
         assert port.number < found.number < port.number + 100
 
 
 def test_when_none_is_free_it_says_so(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "FIRST", port.number)
-    monkeypatch.setattr(ports, "_TRIED", 1)
+    monkeypatch.setattr(ports, "FIRST_PORT", port.number)
+    monkeypatch.setattr(ports, "_PORTS_TRIED", 1)
     with pytest.raises(CannotServe, match=f"no port from {port.number} to {port.number} is free; pass --port"):
         open_port("127.0.0.1", None)
 
@@ -93,7 +93,7 @@ def test_a_name_is_allowed_as_it_was_given(port: Port) -> None:
 
 
 def test_the_terminal_says_where_and_how(port: Port) -> None:
-    first, forward, last = told(Path("runs/demo"), port)
+    first, forward, last = announcement(Path("runs/demo"), port)
     assert first == f"runs/demo is at http://127.0.0.1:{port.number}/"
     assert forward.startswith(f"from another machine: ssh -L {port.number}:127.0.0.1:{port.number} ")
     assert last == "Ctrl-C ends it"
@@ -101,7 +101,7 @@ def test_the_terminal_says_where_and_how(port: Port) -> None:
 
 def test_the_terminal_warns_where_others_can_look() -> None:
     with open_port("0.0.0.0", 0) as port:
-        assert "warning: anyone who can reach this machine can look at the run" in told(Path("run"), port)
+        assert "warning: anyone who can reach this machine can look at the run" in announcement(Path("run"), port)
 
 
 @pytest.mark.parametrize(("screen", "wanted", "seen"), [
@@ -118,9 +118,9 @@ def test_a_browser_opens_where_there_is_a_screen(
         monkeypatch.setenv(screen, ":0")
     monkeypatch.setattr("webbrowser.open", opened.put)
     monkeypatch.setattr(module.Server, "run", lambda self, sockets: None)
-    few = Few()
-    serve(Path("run"), few, port, browser=wanted)
-    assert few.closed
+    handler = StubHandler()
+    serve(Path("run"), handler, port, browser=wanted)
+    assert handler.closed
     if seen:
         assert opened.get(timeout=10) == port.url
     else:
@@ -162,9 +162,9 @@ def test_a_signal_ends_it_with_all_that_is_going_on(sent: signal.Signals) -> Non
     with program("tests.viewer.served") as (started, port):
         assert post(port, "echo", {"a": 1}).json() == {"a": 1}
         with connected(port), connected(port) as begun, connected(port) as waiting, connected(port) as deaf:
-            begun.sendall(question("echo", "Content-Length: 100", b"{"))
-            waiting.sendall(question("hold", "Content-Length: 2", b"{}"))
-            deaf.sendall(question("large", "Content-Length: 2", b"{}") * 100)
+            begun.sendall(request("echo", "Content-Length: 100", b"{"))
+            waiting.sendall(request("hold", "Content-Length: 2", b"{}"))
+            deaf.sendall(request("large", "Content-Length: 2", b"{}") * 100)
             time.sleep(0.3)
             ends_at_once(started, sent)
 

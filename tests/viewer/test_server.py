@@ -1,4 +1,4 @@
-"""The server of the viewer: files, questions, answers, and what every answer carries."""
+"""The server of the viewer: files, requests, answers, and what every answer carries."""
 
 import base64
 import gzip
@@ -14,7 +14,7 @@ import pytest
 from dualform.viewer import connection, server
 from dualform.viewer.guard import Hosts
 from dualform.viewer.page_files import Page, read_page
-from tests.viewer.served import Few, ask, connected, post, question, raw, reply, served, soon
+from tests.viewer.served import StubHandler, ask, connected, post, raw, reply, request, served, soon
 
 SAFETY = {
     "x-content-type-options": "nosniff",
@@ -33,8 +33,11 @@ TYPES = {".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 @pytest.fixture
 def page(tmp_path: Path) -> Page:
     (tmp_path / "index.html").write_text('<script type="importmap"> __IMPORT_MAP__\n</script>ü')
-    (tmp_path / "main.js").write_text("import 'viewer/other'")
-    (tmp_path / "other.js").write_text("/* " + "long " * 2000 + "*/")
+    (tmp_path / "main.js").write_text("import 'viewer/core/other'")
+    (tmp_path / "core").mkdir()
+    (tmp_path / "od d").mkdir()
+    (tmp_path / "od d" / "state.js").write_text("odd")
+    (tmp_path / "core" / "other.js").write_text("/* " + "long " * 2000 + "*/")
     (tmp_path / "style.css").write_text("p {}")
     (tmp_path / "sign.svg").write_text("<svg/>")
     (tmp_path / "secret.py").write_text("secret")
@@ -43,13 +46,13 @@ def page(tmp_path: Path) -> Page:
 
 
 @pytest.fixture
-def few() -> Few:
-    return Few()
+def handler() -> StubHandler:
+    return StubHandler()
 
 
 @pytest.fixture
-def port(few: Few, page: Page) -> Iterator[int]:
-    with served(few, page) as found:
+def port(handler: StubHandler, page: Page) -> Iterator[int]:
+    with served(handler, page) as found:
         yield found
 
 
@@ -59,7 +62,7 @@ def test_the_page_has_the_modules_there_are(port: int) -> None:
     assert found.status == 200
     assert found.headers["content-type"] == "text/html; charset=utf-8"
     assert script is not None
-    modules = {"viewer/main": "/page/main.js", "viewer/other": "/page/other.js"}
+    modules = {"viewer/main": "/page/main.js", "viewer/core/other": "/page/core/other.js"}
     assert json.loads(script[1]) == {"imports": modules}
 
 
@@ -70,22 +73,44 @@ def test_the_policy_names_the_import_map_as_it_stands(port: int) -> None:
     assert found.headers["content-security-policy"] == POLICY.format(f" 'sha256-{digest}'")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("main.js", ".js"), ("style.css", ".css"), ("sign.svg", ".svg")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("main.js", ".js"), ("core/other.js", ".js"), ("style.css", ".css"), ("sign.svg", ".svg")]
+)
 def test_files_have_their_types(port: int, name: str, kind: str) -> None:
     found = ask(port, "GET", f"/page/{name}")
     assert (found.status, found.headers["content-type"]) == (200, f"{TYPES[kind]}; charset=utf-8")
     assert found.headers["cache-control"] == "no-cache"
 
 
-@pytest.mark.parametrize("name", ["secret.py", "od%20d.js", "index.html", "", "main", "MAIN.JS", "main.js/", "no.js"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "secret.py",
+        "od%20d.js",
+        "od%20d/state.js",
+        "index.html",
+        "",
+        "main",
+        "MAIN.JS",
+        "main.js/",
+        "no.js",
+        "other.js",
+        "core",
+        "core/",
+        "core//other.js",
+        "core/../main.js",
+        "../main.js",
+        "./main.js",
+    ],
+)
 def test_no_other_file_is_there(port: int, name: str) -> None:
     found = ask(port, "GET", f"/page/{name}")
     assert (found.status, found.error()) == (404, "there is nothing here")
 
 
-def test_every_file_of_the_real_page_is_served(few: Few) -> None:
+def test_every_file_of_the_real_page_is_served(handler: StubHandler) -> None:
     real = read_page()
-    with served(few) as port:
+    with served(handler) as port:
         index = ask(port, "GET", "/").body.decode()
         assert "__IMPORT_MAP__" not in index
         for name, file in real.files.items():
@@ -105,7 +130,7 @@ def test_what_a_browser_has_is_not_sent_again(port: int, path: str) -> None:
     assert ask(port, "GET", path, headers={"If-None-Match": '"other"'}).body == first.body
 
 
-@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/other.js", "/favicon.ico"])
+@pytest.mark.parametrize("path", ["/", "/page/main.js", "/page/core/other.js", "/favicon.ico"])
 def test_head_is_get_without_a_body(port: int, path: str) -> None:
     whole, head = ask(port, "GET", path), ask(port, "HEAD", path)
     assert (head.status, head.body) == (whole.status, b"")
@@ -116,7 +141,7 @@ def test_there_is_no_icon(port: int) -> None:
     assert ask(port, "GET", "/favicon.ico").status == 204
 
 
-def test_a_question_is_answered(port: int) -> None:
+def test_a_request_is_answered(port: int) -> None:
     found = post(port, "echo", {"input": {"index": 3}, "text": "ü"})
     assert (found.status, found.json()) == (200, {"input": {"index": 3}, "text": "ü"})
     assert found.headers["cache-control"] == "no-store"
@@ -128,12 +153,12 @@ def test_json_may_be_called_so_in_more_words(port: int, kind: str) -> None:
 
 
 def test_a_body_may_come_in_parts(port: int) -> None:
-    found = raw(port, question("echo", "Transfer-Encoding: chunked", b'3\r\n{"a\r\n5\r\n": 1}\r\n0\r\n\r\n'))
+    found = raw(port, request("echo", "Transfer-Encoding: chunked", b'3\r\n{"a\r\n5\r\n": 1}\r\n0\r\n\r\n'))
     assert found.json() == {"a": 1}
 
 
-def test_the_largest_question_is_answered(port: int) -> None:
-    text = "x" * (server.MOST_BYTES - len('{"a": ""}'))
+def test_the_largest_request_is_answered(port: int) -> None:
+    text = "x" * (server.MAX_BODY_BYTES - len('{"a": ""}'))
     assert post(port, "echo", {"a": text}).json() == {"a": text}
 
 
@@ -158,7 +183,7 @@ def test_a_refusal_says_why(port: int) -> None:
 
 def test_a_refusal_knows_its_status_and_the_job_it_waits_for(port: int) -> None:
     found = post(port, "prepare", {})
-    expected = {"error": "the first questions are being prepared", "job": "spotlight"}
+    expected = {"error": "the first requests are being prepared", "job": "spotlight"}
     assert (found.status, found.json(), found.headers["retry-after"]) == (503, expected, "1")
 
 
@@ -186,7 +211,7 @@ def test_every_answer_carries_the_same_headers(port: int) -> None:
         ask(port, "DELETE", "/"),
         ask(port, "GET", "/", headers={"Host": "elsewhere.example"}),
         ask(port, "GET", "/", headers={"Origin": "http://elsewhere.example"}),
-        *(post(port, name, {}) for name in (*Few.names[:-1], "unknown")),
+        *(post(port, name, {}) for name in (*StubHandler.names[:-1], "unknown")),
         post(port, "echo", []),
         raw(port, b"nonsense\r\n\r\n"),
     ]
@@ -197,45 +222,47 @@ def test_every_answer_carries_the_same_headers(port: int) -> None:
         assert "server" not in one.headers
 
 
-def test_no_more_questions_wait_than_there_is_room_for(few: Few, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_WAITING", 3)
-    with served(few, page) as port:
+def test_no_more_requests_wait_than_there_is_room_for(
+    handler: StubHandler, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "MAX_PENDING_REQUESTS", 3)
+    with served(handler, page) as port:
         clients = [connected(port) for _ in range(3)]
         for number, client in enumerate(clients, start=1):
-            client.sendall(question("hold", "Content-Length: 2", b"{}"))
-            soon(lambda number=number: len(few.futures) == number)
+            client.sendall(request("hold", "Content-Length: 2", b"{}"))
+            soon(lambda number=number: len(handler.futures) == number)
         full = post(port, "echo", {})
         assert (full.status, full.headers["retry-after"]) == (503, "1")
-        assert full.error() == "too many questions are waiting; try again in a moment"
-        few.gate.set()
+        assert full.error() == "too many requests are pending; try again in a moment"
+        handler.gate.set()
         assert [reply(client).status for client in clients] == [200] * 3
         for client in clients:
             client.close()
         assert post(port, "echo", {}).status == 200
 
 
-def test_who_leaves_takes_the_question_along(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MOST_WAITING", 2)
-    few = Few(workers=1)
-    with served(few, page) as port:
+def test_who_leaves_takes_the_request_along(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "MAX_PENDING_REQUESTS", 2)
+    handler = StubHandler(workers=1)
+    with served(handler, page) as port:
         clients = [connected(port) for _ in range(2)]
         for number, client in enumerate(clients, start=1):
-            client.sendall(question("hold", "Content-Length: 2", b"{}"))
-            soon(lambda number=number: len(few.futures) == number)
+            client.sendall(request("hold", "Content-Length: 2", b"{}"))
+            soon(lambda number=number: len(handler.futures) == number)
         for client in clients:
             client.close()
-        soon(few.futures[1].cancelled)  # it had not begun
-        assert few.futures[0].running()
-        few.gate.set()
-        soon(few.futures[0].done)
+        soon(handler.futures[1].cancelled)  # it had not begun
+        assert handler.futures[0].running()
+        handler.gate.set()
+        soon(handler.futures[0].done)
         assert [post(port, "echo", {}).status for _ in range(5)] == [200] * 5
 
 
-def test_a_question_that_does_not_arrive_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_that_does_not_arrive_is_given_up(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "BODY_SECONDS", 0.2)
-    found = raw(port, question("echo", "Content-Length: 100", b'{"a": '))
+    found = raw(port, request("echo", "Content-Length: 100", b'{"a": '))
     assert (found.status, found.headers["connection"]) == (408, "close")
-    assert found.error() == "the question has not arrived within 0.2 s"
+    assert found.error() == "the request has not arrived within 0.2 s"
 
 
 @pytest.mark.parametrize("before", [b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"])
@@ -261,7 +288,7 @@ def test_who_says_nothing_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> 
 def test_who_does_not_stop_sending_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.5)
     with connected(port) as client:
-        client.sendall(question("echo", "Transfer-Encoding: chunked"))
+        client.sendall(request("echo", "Transfer-Encoding: chunked"))
         with pytest.raises(OSError, match="Broken pipe|reset"):
             while True:
                 client.sendall(b"400\r\n" + b"x" * 0x400 + b"\r\n")
@@ -271,7 +298,7 @@ def test_who_does_not_read_is_cut(port: int, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(connection, "READING_SECONDS", 0.2)
     with connected(port) as client, pytest.raises(OSError, match="Broken pipe|reset"):
         while True:  # answers are not read until the sockets between are full
-            client.sendall(question("large", "Content-Length: 2", b"{}"))
+            client.sendall(request("large", "Content-Length: 2", b"{}"))
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,12 @@
 // Starts the page: reads the run, fills the head, and shows the page that the address names.
-import {ask, onLost, questions} from "viewer/ask";
-import {fillHeader} from "viewer/header";
-import * as home from "viewer/home";
-import {jobs} from "viewer/jobs";
-import {listen} from "viewer/keys";
-import * as spotlight from "viewer/spotlight";
-import {state} from "viewer/state";
-import {el} from "viewer/words";
+import {ask, onLost} from "viewer/core/ask";
+import {el} from "viewer/core/dom";
+import {jobs} from "viewer/core/jobs";
+import {listen} from "viewer/core/keyboard";
+import {state} from "viewer/core/state";
+import * as home from "viewer/pages/home";
+import * as spotlight from "viewer/pages/spotlight";
+import {fillHeader} from "viewer/panels/header";
 
 const container = document.getElementById("main");
 let shown = {name: null, page: null};
@@ -43,11 +43,11 @@ function explain(error) {
 }
 
 async function start() {
-  const run = await ask("run", questions.run());
+  const run = await ask("run");
   const pages = {home, spotlight};
   if (run.kind === "text") {
     delete pages.spotlight;
-    pages.prompt = await import("viewer/prompt");
+    pages.prompt = await import("viewer/pages/prompt");
   }
   document.title = `${run.name} · dualform`;
   watchServer(run.path);

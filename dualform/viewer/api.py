@@ -1,0 +1,121 @@
+"""Answers to everything that the page requests, computed in threads.
+
+    api = Api(open_run("runs/mnist"))
+    api.submit("spotlight", {"input": {"index": 3}, "layer": "output"}).result()
+    api.close()
+
+Requests wait for others of their kind, in a thread each: what is there already, what reads keys, what reads slots. So
+memory stays within what one of each needs, and who mutes a stretch of time does not stop who looks around.
+"""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Thread
+from typing import Any
+
+from dualform.viewer import code, facts, listing, passages, requests
+from dualform.viewer.accuracy import accuracies
+from dualform.viewer.jobs import Job, Jobs, Progress
+from dualform.viewer.muting import Muting
+from dualform.viewer.opened_run import OpenedRun
+from dualform.viewer.predictions import Predictions
+from dualform.viewer.requests import REQUESTS, Request, parse_request
+from dualform.viewer.spotlights import Spotlights
+
+Answer = dict[str, Any]
+
+
+class Api:
+    """Answers the requests about one run.
+
+    Args:
+        run: The run.
+        prepare: Whether jobs in the background begin at once.
+    """
+
+    names = tuple(REQUESTS)
+
+    def __init__(self, run: OpenedRun, *, prepare: bool = True) -> None:
+        self.run = run
+        self._predictions, self._spotlights = Predictions(run), Spotlights(run)
+        self._muting = Muting(run)
+        self._accuracy: Answer | None = None
+        self._certificate: Answer | None = None
+        self._workers = {kind: ThreadPoolExecutor(1, f"dualform-{kind}") for kind in ("light", "keys", "slots")}
+        self.jobs = Jobs(self._planned_jobs())
+        if prepare:
+            Thread(target=self.jobs.run, name="dualform-jobs", daemon=True).start()
+
+    @property
+    def stops(self) -> list[int]:
+        """Steps at which the model is known without computing."""
+        return self._predictions.stops
+
+    def answer(self, request: Request) -> Answer:
+        """Answer a request in this thread."""
+        match request:
+            case requests.RunRequest():
+                return facts.answer(self.run, self._spotlights.per)
+            case requests.JobsRequest():
+                return {"jobs": self.jobs.to_list(), "certificate": self._certificate, "accuracy": self._accuracy}
+            case requests.InputsRequest():
+                return listing.answer(self.run, request)
+            case requests.PredictRequest():
+                return self._predictions.predict(request)
+            case requests.HistoryRequest():
+                return self._predictions.history(request)
+            case requests.SpotlightRequest():
+                return self._spotlights.spotlight(request)
+            case requests.MuteRequest():
+                return self._muting.mute(request)
+            case requests.PassagesRequest():
+                return passages.answer(self.run, request)
+        raise TypeError(f"{type(request).__name__} has no answer")
+
+    def submit(self, name: str, body: object) -> Future[Answer]:
+        """Answer the request of this name and body in the thread of its kind; a bad request is an error at once."""
+        done: Future[Answer] = Future()
+        try:
+            request = parse_request(name, body)
+            if not isinstance(request, requests.JobsRequest):  # which is asked often while everything else waits
+                return self._workers[self._worker(request)].submit(self.answer, request)
+            done.set_result(self.answer(request))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def close(self) -> None:
+        """Answer nothing more. What is being computed goes on to its end, unheard."""
+        self.jobs.stop()
+        for worker in self._workers.values():
+            worker.shutdown(wait=False, cancel_futures=True)
+
+    def _worker(self, request: Request) -> str:
+        """Return what has to be read for an answer."""
+        match request:
+            case requests.SpotlightRequest() | requests.PassagesRequest():
+                return "keys"
+            case requests.PredictRequest(step=step) if step is not None and step not in self.stops:
+                return "slots"
+            case requests.MuteRequest() if self._muting.reads_slots(request):
+                return "slots"
+        return "light"
+
+    def _planned_jobs(self) -> list[Job]:
+        layers = self.run.memory.layers
+
+        def mute(progress: Progress) -> None:
+            self._muting.prepare(lambda layer: progress(layers.index(layer) / len(layers)))
+
+        def certify(progress: Progress) -> None:
+            certificate = self.run.memory.verify(lambda layer: progress(layers.index(layer) / len(layers)))
+            self._certificate = certificate.to_dict() | {"python": code.loaded(self.run, "print(memory.verify())")}
+
+        def measure(progress: Progress) -> None:
+            self._accuracy = accuracies(self.run, self._predictions, progress)
+
+        return [
+            Job("spotlight", "reading the keys of each layer", self._spotlights.warm_up),
+            Job("mute", "summing up the weights due to each class", mute),
+            Job("accuracy", "testing the model as it was at each snapshot", measure),
+            Job("certificate", "measuring how exact the run is", certify),
+        ]
