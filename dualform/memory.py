@@ -210,7 +210,7 @@ class Memory:
         return named_parameters(described, {use: rebuilt[use].slots for use in described.trained})
 
     def parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The recorded parameters of a model by their names in the run: `memory.parameters(model)["fc.weight"]`.
+        """Return a model's recorded parameters by their names in the run: `memory.parameters(model)["fc.weight"]`.
 
         Names are those of `weights` and `added`, also where torch.compile or a parallel wrapper has put something
         before the model's own.

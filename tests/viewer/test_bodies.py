@@ -23,7 +23,7 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "an index that is true": ("predict", {"input": {"index": True}}, "whole number"),
     "an index that is broken": ("predict", {"input": {"index": 1.5}}, "whole number"),
     "a negative index": ("predict", {"input": {"index": -1}}, "whole number"),
-    "an index beyond the last": ("predict", {"input": {"index": 12}}, "there is no input 12; there are 12"),
+    "an index beyond the last": ("predict", {"input": {"index": 12}}, "no input 12; choose from 0 to 11"),
     "an index beyond any": ("predict", {"input": {"index": 10**30}}, "whole number"),
     "an unknown entry": ("predict", {"input": INPUT, "colour": "red"}, "'colour' of the request"),
     "an entry for nothing": ("run", {"run": "other"}, "'run' of the request 'run' is not known"),

@@ -233,7 +233,7 @@ def test_a_reason_is_short_whatever_is_sent(port: int) -> None:
 def test_an_unknown_request(port: int, name: str) -> None:
     found = ask(port, "POST", f"/api/{name}", b"{}", JSON)
     assert found.status == 404
-    assert found.error().endswith("there is " + ", ".join(map(repr, StubHandler.names)))
+    assert found.error().endswith("choose from " + ", ".join(map(repr, StubHandler.names)))
     assert len(found.error()) < 300
 
 
