@@ -33,7 +33,7 @@ PREDECESSORS = {
     "docs/guides/asking.md": "docs/quickstart.md",
     "docs/guides/what-if.md": "docs/quickstart.md",
     "docs/guides/optimisers.md": "docs/quickstart.md",
-    "docs/viewer.md": "docs/quickstart.md",
+    "docs/guides/viewer.md": "docs/quickstart.md",
 }
 # Pages whose Python is run by tests of their own: tests/test_reliability.py and tests/store/test_run.py.
 RUN_ELSEWHERE = {"docs/reliability.md", "docs/internals/format.md"}
@@ -76,7 +76,7 @@ def test_the_run_of_the_viewers_page_has_what_the_viewer_can_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    run_python(["docs/quickstart.md", "docs/viewer.md"], {})
+    run_python(["docs/quickstart.md", "docs/guides/viewer.md"], {})
     memory = dualform.load("runs/mine")
     assert set(memory.about) == {"inputs", "class_names", "image_shape"}
     inputs = read_inputs(memory.path / memory.about["inputs"])
@@ -116,7 +116,7 @@ def test_every_error_is_in_the_reference() -> None:
 
 
 def test_all_modules_of_the_viewers_page_are_told_of() -> None:
-    page = (DOCS / "viewer.md").read_text(encoding="utf-8").partition("## The page")[2]
+    page = read("docs/internals/viewer.md").partition("## The page")[2]
     root = Path(viewer.__file__).parent / "page"
     modules = {path.relative_to(root).with_suffix("").as_posix() for path in root.rglob("*.js")}
     rows = re.findall(r"^\| `(\w+)/` \| (.*?) \|", page, flags=re.MULTILINE)

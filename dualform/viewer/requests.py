@@ -7,7 +7,7 @@
 
 A key is the one way to write a request, with every entry: a report stores answers by it, and the page looks them up.
 Bodies are read with suspicion: whatever is unknown, of another type or beyond a limit raises Refused, which says what.
-See docs/viewer.md for what is asked and answered.
+See docs/internals/viewer.md for what is asked and answered.
 """
 
 import json

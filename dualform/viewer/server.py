@@ -3,7 +3,7 @@
     app = make_app(Api(run), hosts=Hosts(8765))
 
 Requests are answered elsewhere, in threads; here is what may be sent and how much of it at once. What comes in is
-small, JSON and complete within seconds, or it is refused. See docs/viewer.md for the requests.
+small, JSON and complete within seconds, or it is refused. See docs/internals/viewer.md for the requests.
 """
 
 import asyncio

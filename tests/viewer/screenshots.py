@@ -1,4 +1,4 @@
-"""The pictures of the viewer in the README and in docs/viewer.md: real pages of real runs.
+"""The pictures of the viewer in docs/guides/viewer.md: real pages of real runs.
 
     python -m tests.viewer.screenshots --images RUN --tasks RUN --text RUN --out docs/viewer
 

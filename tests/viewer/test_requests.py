@@ -12,7 +12,7 @@ from dualform.errors import Refused, UnknownName
 from dualform.viewer.page_files import read_page
 from dualform.viewer.requests import MAX_MUTE_SETS, MAX_MUTE_VALUES, REQUESTS, parse_request, schema
 
-DOCS = (Path(__file__).parents[2] / "docs" / "viewer.md").read_text(encoding="utf-8")
+DOCS = (Path(__file__).parents[2] / "docs" / "internals" / "viewer.md").read_text(encoding="utf-8")
 
 BODIES: dict[str, dict[str, Any]] = {
     "run": {},
