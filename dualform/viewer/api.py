@@ -9,12 +9,13 @@ memory stays within what one of each needs, and who mutes a stretch of time does
 """
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from threading import Thread
 from typing import Any
 
-from dualform.viewer import code, facts, listing, passages, requests
+from dualform.viewer import facts, listing, passages, requests
 from dualform.viewer.accuracy import accuracies
-from dualform.viewer.jobs import Job, Jobs, Progress
+from dualform.viewer.jobs import Job, Jobs
 from dualform.viewer.muting import Muting
 from dualform.viewer.opened_run import OpenedRun
 from dualform.viewer.predictions import Predictions
@@ -38,10 +39,14 @@ class Api:
         self.run = run
         self._predictions, self._spotlights = Predictions(run), Spotlights(run)
         self._muting = Muting(run)
-        self._accuracy: Answer | None = None
-        self._certificate: Answer | None = None
         self._workers = {kind: ThreadPoolExecutor(1, f"dualform-{kind}") for kind in ("light", "keys", "slots")}
-        self.jobs = Jobs(self._planned_jobs())
+        measure = partial(accuracies, run, self._predictions)
+        self.jobs = Jobs([
+            Job("spotlight", "reading the keys of each layer", self._spotlights.warm_up),
+            Job("mute", "summing up the weights due to each class", self._muting.prepare),
+            Job("accuracy", "testing the model as it was at each snapshot", measure),
+            Job("certificate", "measuring how exact the run is", partial(facts.certificate, run)),
+        ])  # fmt: skip
         if prepare:
             Thread(target=self.jobs.run, name="dualform-jobs", daemon=True).start()
 
@@ -56,7 +61,8 @@ class Api:
             case requests.RunRequest():
                 return facts.answer(self.run, self._spotlights.per)
             case requests.JobsRequest():
-                return {"jobs": self.jobs.to_list(), "certificate": self._certificate, "accuracy": self._accuracy}
+                results = {name: self.jobs.result(name) for name in ("certificate", "accuracy")}
+                return {"jobs": self.jobs.to_list(), **results}
             case requests.InputsRequest():
                 return listing.answer(self.run, request)
             case requests.PredictRequest():
@@ -75,47 +81,25 @@ class Api:
         """Answer the request of this name and body in the thread of its kind; a bad request is an error at once."""
         done: Future[Answer] = Future()
         try:
-            request = parse_request(name, body)
-            if not isinstance(request, requests.JobsRequest):  # which is asked often while everything else waits
-                return self._workers[self._worker(request)].submit(self.answer, request)
-            done.set_result(self.answer(request))
+            match request := parse_request(name, body):
+                case requests.JobsRequest():  # is sent often while everything else waits
+                    done.set_result(self.answer(request))
+                    return done
+                case requests.SpotlightRequest() | requests.PassagesRequest():
+                    worker = self._workers["keys"]
+                case requests.PredictRequest(step=step) if step is not None and step not in self.stops:
+                    worker = self._workers["slots"]
+                case requests.MuteRequest() if self._muting.reads_slots(request):
+                    worker = self._workers["slots"]
+                case _:
+                    worker = self._workers["light"]
+            return worker.submit(self.answer, request)
         except Exception as error:
             done.set_exception(error)
-        return done
+            return done
 
     def close(self) -> None:
         """Answer nothing more. What is being computed goes on to its end, unheard."""
         self.jobs.stop()
         for worker in self._workers.values():
             worker.shutdown(wait=False, cancel_futures=True)
-
-    def _worker(self, request: Request) -> str:
-        """Return what has to be read for an answer."""
-        match request:
-            case requests.SpotlightRequest() | requests.PassagesRequest():
-                return "keys"
-            case requests.PredictRequest(step=step) if step is not None and step not in self.stops:
-                return "slots"
-            case requests.MuteRequest() if self._muting.reads_slots(request):
-                return "slots"
-        return "light"
-
-    def _planned_jobs(self) -> list[Job]:
-        layers = self.run.memory.layers
-
-        def mute(progress: Progress) -> None:
-            self._muting.prepare(lambda layer: progress(layers.index(layer) / len(layers)))
-
-        def certify(progress: Progress) -> None:
-            certificate = self.run.memory.verify(lambda layer: progress(layers.index(layer) / len(layers)))
-            self._certificate = certificate.to_dict() | {"python": code.loaded(self.run, "print(memory.verify())")}
-
-        def measure(progress: Progress) -> None:
-            self._accuracy = accuracies(self.run, self._predictions, progress)
-
-        return [
-            Job("spotlight", "reading the keys of each layer", self._spotlights.warm_up),
-            Job("mute", "summing up the weights due to each class", mute),
-            Job("accuracy", "testing the model as it was at each snapshot", measure),
-            Job("certificate", "measuring how exact the run is", certify),
-        ]

@@ -8,7 +8,6 @@ classes.outputs["mnist"]            # names of the model's outputs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 from dualform import Memory
@@ -55,18 +54,17 @@ class Classes:
         rows: list[Row] = list(memory.visits(memory.layers[0], by=by).rows())
         if len(rows) > _MAX_CLASSES:
             return cls((), (), (), names)
-        first_steps: dict[str | None, int] = {}
-        for row in rows:
-            first_steps[_task(row)] = min(row["first_step"], first_steps.get(_task(row), row["first_step"]))
-        if TASK in by:
-            rows.sort(key=lambda row: (first_steps[_task(row)], _task(row)))
-        entries = []
-        for row in rows:
-            task, label = _task(row), row[LABEL]
+        entries, tasks = list[Class](), list[TaskSpan]()
+        for task, of_task in _rows_by_task(rows).items():
+            numbers = tuple(range(len(entries), len(entries) + len(of_task)))
             known = names.get(task or "", names.get("", ()))
-            named = isinstance(label, int) and 0 <= label < len(known)
-            entries.append(Class(task, label, known[label] if named else printable(str(label))))
-        return cls(by, tuple(entries), _task_spans(rows) if TASK in by else (), names)
+            for label in (row[LABEL] for row in of_task):
+                named = isinstance(label, int) and 0 <= label < len(known)
+                entries.append(Class(task, label, known[label] if named else printable(str(label))))
+            if task is not None:
+                first, last = min(row["first_step"] for row in of_task), max(row["last_step"] for row in of_task)
+                tasks.append(TaskSpan(task, first, last, numbers))
+        return cls(by, tuple(entries), tuple(tasks), names)
 
     def number(self, task: object, label: object) -> int | None:
         """Return the number of the class with this task, if there are tasks, and this label."""
@@ -81,17 +79,13 @@ class Classes:
         return self.number(row.get(TASK), row.get(LABEL))
 
 
-def _task(row: Row) -> str | None:
-    return str(row[TASK]) if TASK in row else None
-
-
-def _task_spans(rows: Sequence[Row]) -> tuple[TaskSpan, ...]:
-    spans = []
-    for task, group in groupby(enumerate(rows), key=lambda numbered: str(numbered[1][TASK])):
-        numbers, of_task = zip(*group, strict=True)
-        first, last = min(row["first_step"] for row in of_task), max(row["last_step"] for row in of_task)
-        spans.append(TaskSpan(task, first, last, numbers))
-    return tuple(spans)
+def _rows_by_task(rows: Sequence[Row]) -> dict[str | None, list[Row]]:
+    """Group rows by task, as tasks were trained on; None where there are no tasks."""
+    by_task: dict[str | None, list[Row]] = {}
+    for row in rows:
+        by_task.setdefault(str(row[TASK]) if TASK in row else None, []).append(row)
+    first_steps = {task: min(row["first_step"] for row in of_task) for task, of_task in by_task.items()}
+    return {task: by_task[task] for task in sorted(by_task, key=lambda task: (first_steps[task], task or ""))}
 
 
 def output_names(about: Mapping[str, Any], chosen: Sequence[str] | None) -> Names:

@@ -102,22 +102,17 @@ def _covered(strokes: list[Array], at: tuple[float, float], radius: float, shape
     """Return how much of each pixel a round pen along the strokes covers, 0 to 1: (height, width)."""
     places = (np.arange(_SAMPLES * max(shape)) + 0.5) / _SAMPLES  # pixels
     x, y = np.meshgrid(places[: _SAMPLES * shape[1]] - at[0], places[: _SAMPLES * shape[0]] - at[1])
-    nearest = np.full(x.shape, np.inf)
+    nearest = np.full(x.shape, np.inf)  # squared distance from a stroke
     for stroke in strokes:
         for start, end in zip(stroke, stroke[1:] if len(stroke) > 1 else stroke, strict=False):
-            np.minimum(nearest, _squared_distance(x, y, start, end), out=nearest)
+            along = end - start
+            length = float(along @ along)
+            share = np.clip(((x - start[0]) * along[0] + (y - start[1]) * along[1]) / length, 0, 1) if length else 0.0
+            squared = (x - start[0] - share * along[0]) ** 2 + (y - start[1] - share * along[1]) ** 2
+            np.minimum(nearest, squared, out=nearest)
     inside = np.clip((radius - np.sqrt(nearest)) * _SAMPLES + 0.5, 0, 1)
-    share: Array = inside.reshape(shape[0], _SAMPLES, shape[1], _SAMPLES).mean(axis=(1, 3))
-    return share
-
-
-def _squared_distance(x: Array, y: Array, start: Array, end: Array) -> Array:
-    """Return the squared distance of each place from a piece of a stroke."""
-    along = end - start
-    length = float(along @ along)
-    share = np.clip(((x - start[0]) * along[0] + (y - start[1]) * along[1]) / length, 0, 1) if length else 0.0
-    squared: Array = (x - start[0] - share * along[0]) ** 2 + (y - start[1] - share * along[1]) ** 2
-    return squared
+    covered: Array = inside.reshape(shape[0], _SAMPLES, shape[1], _SAMPLES).mean(axis=(1, 3))
+    return covered
 
 
 def _centre_of_mass(share: Array) -> tuple[float, float]:

@@ -1,10 +1,10 @@
-"""The run at a glance: `run`."""
+"""The run at a glance, `run`, and how exact it is."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from dualform.viewer import code
+from dualform.viewer.jobs import Progress
 from dualform.viewer.opened_run import OpenedRun
 from dualform.viewer.passages import example_prompt
 
@@ -19,6 +19,9 @@ def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
         per: Tags over which visits can be summed.
     """
     memory, classes = run.memory, run.classes
+    path = memory.path.resolve()
+    experiment = path.parent.parent
+    is_kept = path.parent.name == _RUNS and (experiment / _RESULTS).is_file() and experiment.name != path.name
     summary = memory.summary()
     keys = f"keys summed by {memory.merged_by}" if memory.merged_by else "keys"
     stored = "keys and values" if summary["storage"]["values"] else keys
@@ -27,7 +30,7 @@ def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
     if run.inputs is not None:
         inputs = {"count": len(run.inputs), "labelled": run.inputs.labels is not None, "accuracy": accuracy}
     return {
-        "name": _name(memory.path.resolve()),
+        "name": f"{experiment.name}/{path.name}" if is_kept else path.name,
         "path": str(memory.path),
         **{name: summary[name] for name in ("created", "software", "steps", "bytes", "ended", "optimizers", "tags")},
         "stored": f"{stored} in {summary['storage']['dtype']}",
@@ -48,12 +51,11 @@ def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
     }
 
 
-def _name(path: Path) -> str:
-    """Return the name of the run's directory; of a run of an experiment, with the experiment's before it."""
-    experiment = path.parent.parent
-    if path.parent.name != _RUNS or not (experiment / _RESULTS).is_file() or experiment.name == path.name:
-        return path.name
-    return f"{experiment.name}/{path.name}"
+def certificate(run: OpenedRun, progress: Progress) -> dict[str, Any]:
+    """Measure how exact a run is."""
+    layers = run.memory.layers
+    measured = run.memory.verify(lambda layer: progress(layers.index(layer) / len(layers)))
+    return measured.to_dict() | {"python": code.loaded(run, "print(memory.verify())")}
 
 
 def _output_names(run: OpenedRun) -> dict[str, list[str]] | None:

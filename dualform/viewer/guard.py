@@ -8,6 +8,7 @@ a browser neither runs, frames nor shares more than it must.
 import ipaddress
 import logging
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -38,16 +39,11 @@ class Hosts:
         if parts is None:
             return False
         name, port = parts["name"], int(parts["port"] or _HTTP_PORT)
-        known = name in self.names or (self.any_address and _is_address(name))
+        known = name in self.names
+        if self.any_address:
+            with suppress(ValueError):  # which says that it is a name, and no address
+                known = bool(ipaddress.ip_address(name.strip("[]")))
         return name in _LOOPBACK or (known and port == self.port)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
 
 
 def safety_headers(script_hash: str = "") -> dict[str, str]:
@@ -108,15 +104,12 @@ def refusal(scope: Scope, hosts: Hosts) -> JSONResponse | None:
     own = f"{scope['scheme']}://{headers['host']}".lower()
     if any(origin.lower() != own for origin in headers.getlist("origin")):
         return error_response("only this server's own page may ask", 403)
-    if headers.get("sec-fetch-site") == "cross-site" and not _is_link(scope, headers):
+    # Someone may follow a link to the page, in a chat say: then they see it, and the page with the link does not.
+    opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+    is_link = opened and scope["method"] == "GET" and scope["path"] == "/"
+    if headers.get("sec-fetch-site") == "cross-site" and not is_link:
         return error_response("a page from elsewhere may not ask", 403)
     return None
-
-
-def _is_link(scope: Scope, headers: Headers) -> bool:
-    """Return whether someone follows a link to the page: then they see it, and the page with the link does not."""
-    opened = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
-    return opened and scope["method"] == "GET" and scope["path"] == "/"
 
 
 def error_response(reason: str, status: int, headers: dict[str, str] | None = None) -> JSONResponse:

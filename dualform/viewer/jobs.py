@@ -8,13 +8,14 @@ jobs.to_list()
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Any
 
 from dualform.errors import DualformError
 
 Progress = Callable[[float], None]  # is called with the share of the work that is done
-Work = Callable[[Progress], None]
+Work = Callable[[Progress], Any]
 
 
 @dataclass
@@ -26,6 +27,7 @@ class Job:
         what: What it does, for people.
         work: Does it.
         share: How much of it is done; None where that is not known.
+        result: What the work has returned.
     """
 
     name: str
@@ -34,20 +36,18 @@ class Job:
     share: float | None = None
     done: bool = False
     failed: str | None = None
+    result: Any = None
 
     def run(self) -> None:
         """Do the work; a failure is noted, not raised."""
         try:
-            self.work(self._set_share)
+            self.result = self.work(partial(setattr, self, "share"))
         except DualformError as error:
             self.failed = str(error)
         except Exception as error:  # a fault of ours: the page goes on without it, and says so
             print(f"dualform: {self.what} failed: {type(error).__name__}: {error}", file=sys.stderr)
             self.failed = "this failed unexpectedly; the terminal has the reason"
         self.done = True
-
-    def _set_share(self, share: float) -> None:
-        self.share = share
 
 
 class Jobs:
@@ -73,6 +73,10 @@ class Jobs:
     def stop(self) -> None:
         """Leave out the jobs that have not begun."""
         self._stopped = True
+
+    def result(self, name: str) -> Any:
+        """Return what a job has returned; None until it is done."""
+        return next(job.result for job in self._jobs if job.name == name)
 
     def to_list(self) -> list[dict[str, Any]]:
         return [

@@ -6,7 +6,7 @@ is muted, such as single images or a stretch of time, is read from the run: all 
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dualform import GroupWeights
 from dualform.errors import QueryError, Refused, UnknownName
 from dualform.viewer import code
+from dualform.viewer.jobs import Progress
 from dualform.viewer.opened_run import POSITION, OpenedRun
 from dualform.viewer.predictions import LIKELIEST_TOKENS, prediction, probabilities_for
 from dualform.viewer.requests import MuteRequest, MuteSet
@@ -36,23 +37,26 @@ class Muting:
         self.group_weights: GroupWeights | None = None
         self._too_large = False
         self._read = lru_cache(maxsize=_CACHED_SETS)(self._read_from_run)
-        self._visits = lru_cache(maxsize=None)(self._count_visits)
+        self._visits: dict[str, dict[int | None, int]] = {}  # slots by layer and class
         self._slots = {layer: facts["slots"] for layer, facts in self._memory.summary()["layers"].items()}
         self._lock = threading.Lock()  # parameters are exchanged in the network while it runs
         self._network = copy.deepcopy(run.network)
         self._parameters = {} if self._network is None else self._memory.parameters(self._network)
 
-    def prepare(self, progress: Callable[[str], None] = lambda layer: None) -> None:
+    def prepare(self, progress: Progress = lambda share: None) -> None:
         """Sum up the weights due to each class: one reading of all slots."""
-        if "mute" in self._run.cannot or not self._run.classes.by:
+        layers, classes = self._memory.layers, self._run.classes
+        if "mute" in self._run.cannot or not classes.by:
             return
+        for layer in layers:
+            rows = self._memory.visits(layer, by=classes.by).rows()
+            self._visits[layer] = {classes.of_row(row): row["visits"] for row in rows}
         try:
-            self.group_weights = self._memory.group_weights(by=self._run.classes.by, progress=progress)
+            self.group_weights = self._memory.group_weights(
+                by=classes.by, progress=lambda layer: progress(layers.index(layer) / len(layers))
+            )
         except QueryError:  # more than fits into memory: each is read when it is muted
             self._too_large = True
-            return
-        for layer in self._memory.layers:
-            self._visits(layer)
 
     def reads_slots(self, request: MuteRequest) -> bool:
         """Return whether slots have to be read for an answer."""
@@ -67,7 +71,12 @@ class Muting:
         everywhere = {name: tensor for layer in added.values() for name, tensor in layer.items()}
         before, after = self._probabilities(resolved, {}), self._probabilities(resolved, everywhere)
         alone = {layer: self._probabilities(resolved, of_layer) for layer, of_layer in added.items()}
-        tokens = None if text is None else _shown_tokens(before, after)
+        tokens = None
+        if text is not None:  # the likeliest before, and those that became likely
+            most = min(LIKELIEST_TOKENS, len(before))
+            became: list[int] = after.topk(min(4, most)).indices.tolist()
+            others = [token for token in before.topk(most).indices.tolist() if token not in became]
+            tokens = sorted({*others[: most - len(became)], *became}, key=lambda token: -float(before[token]))
         lines = [*resolved.python, *code.muted(request.mute)]
         lines += code.predicted("muted", prompt=resolved.token is not None)
         return {
@@ -99,7 +108,7 @@ class Muting:
                 rows = enumerate(self.group_weights.groups.rows())
                 groups = [number for number, row in rows if self._run.classes.of_row(row) in classes]
                 parts.append(self.group_weights.added(layer, groups))
-                count = sum(self._visits(layer).get(number, 0) for number in classes)
+                count = sum(self._visits[layer].get(number, 0) for number in classes)
             for number, mute_set in enumerate(others):
                 part, more = self._read(layer, mute_set, frozenset(classes), tuple(others[:number]))
                 parts.append(part)
@@ -108,11 +117,6 @@ class Muting:
                 added[layer] = {name: torch.stack([part[name] for part in parts]).sum(dim=0) for name in parts[0]}
             slots[layer] = [count, self._slots[layer]]
         return added, slots
-
-    def _count_visits(self, layer: str) -> dict[int | None, int]:
-        """Count the slots of a layer by class."""
-        classes = self._run.classes
-        return {classes.of_row(row): row["visits"] for row in self._memory.visits(layer, by=classes.by).rows()}
 
     def _is_of_classes(self, mute_set: MuteSet) -> bool:
         """Return whether a set is made of whole classes."""
@@ -176,11 +180,3 @@ def _without(parameters: Mapping[str, nn.Parameter], added: Added) -> Iterator[N
     finally:
         for name, data in trained.items():
             parameters[name].data = data
-
-
-def _shown_tokens(before: Tensor, after: Tensor) -> list[int]:
-    """Choose the likeliest tokens before, and those that became likely; likeliest before first."""
-    most = min(LIKELIEST_TOKENS, len(before))
-    became: list[int] = after.topk(min(4, most)).indices.tolist()
-    first = [token for token in before.topk(most).indices.tolist() if token not in became][: most - len(became)]
-    return sorted({*first, *became}, key=lambda token: -float(before[token]))

@@ -94,8 +94,15 @@ def open_run(path: str | Path, companions: Companions | None = None) -> OpenedRu
             text = Text.load(own_file(memory, "text", _SAVE_TEXT))
     if text is None or chosen.inputs:
         with _noted(missing, "inputs", required=chosen.inputs is not None):
-            inputs = _read_inputs(chosen.inputs or own_inputs(memory))
-    pictures = None if inputs is None else Pictures.of(inputs, chosen.image_shape or _own_shape(memory))
+            source = chosen.inputs or own_inputs(memory)
+            known = read_inputs(source)
+            if known.fault or not len(known):
+                raise QueryError(f"{source} {known.fault or 'holds no inputs'}")
+            inputs = known
+    shape, own = chosen.image_shape, memory.about.get("image_shape")
+    if not shape and isinstance(own, list) and len(own) == 2 and all(type(side) is int and side > 0 for side in own):
+        shape = own[0], own[1]
+    pictures = None if inputs is None else Pictures.of(inputs, shape)
     if network is not None and inputs is not None:
         with _noted(cannot, "predict"):
             outputs = Outputs.of(network, inputs)
@@ -120,21 +127,6 @@ def _noted(notes: dict[str, str], what: str, *, required: bool = False) -> Itera
         if required:
             raise
         notes[what] = str(error)
-
-
-def _read_inputs(path: Path) -> Inputs:
-    inputs = read_inputs(path)
-    if inputs.fault or not len(inputs):
-        raise QueryError(f"{path} {inputs.fault or 'holds no inputs'}")
-    return inputs
-
-
-def _own_shape(memory: Memory) -> Shape | None:
-    """Return the height and width of images that the run names, if it names any."""
-    shape = memory.about.get("image_shape")
-    if not isinstance(shape, list) or len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
-        return None
-    return shape[0], shape[1]
 
 
 def _note_limits(run: OpenedRun) -> None:

@@ -52,10 +52,14 @@ class Predictions:
             network, model, lines = self.model_at(step), "as_it_was", code.at_step(step)
         assert network is not None
         lines += code.predicted(model, prompt=resolved.token is not None)
+        note, unrecorded, snapshots = None, self._run.memory.unrecorded, self._run.memory.summary()["snapshots"]
+        if step not in snapshots and unrecorded:  # which are known at snapshots only
+            last = max(snapshot for snapshot in snapshots if snapshot <= step)
+            note = f"parameters that were not recorded are those of step {last:,}: {listing(unrecorded, most=5)}"
         return (
             _describe(self._run, resolved)
             | prediction(probabilities_for(network, resolved), self._run.text)
-            | {"step": step, "note": self._note(step), "python": "\n".join([*resolved.python, *lines])}
+            | {"step": step, "note": note, "python": "\n".join([*resolved.python, *lines])}
         )
 
     def history(self, request: HistoryRequest) -> dict[str, Any]:
@@ -80,14 +84,6 @@ class Predictions:
             raise Refused(f"{self._run.cannot['time']}; the model is known after steps {listing(self.stops)}")
         with self._assembling:
             return self._at_stop(step) if step in self.stops else self._between_stops(step)
-
-    def _note(self, step: int) -> str | None:
-        """Say what is not as it was at a step: parameters that were not recorded are known at snapshots only."""
-        unrecorded, snapshots = self._run.memory.unrecorded, self._run.memory.summary()["snapshots"]
-        if step in snapshots or not unrecorded:
-            return None
-        last = max(snapshot for snapshot in snapshots if snapshot <= step)
-        return f"parameters that were not recorded are those of step {last:,}: {listing(unrecorded, most=5)}"
 
     def _assemble(self, step: int) -> nn.Module:
         assert self._network is not None

@@ -99,6 +99,10 @@ def requests_about(api: Api, chosen: ReportInputs) -> Iterator[Request]:
     """Yield what the page may ask about the chosen, as far as the answers are computed quickly."""
     run = api.answer(RunRequest())
     layers, cannot = [layer["name"] for layer in run["layers"]], run["cannot"]
+    several = len(run["tasks"]) > 1
+    muted = [{"task": [task["name"]]} for task in run["tasks"]] if several else []
+    names = ("task", "label") if several else ("label",)
+    muted += [{name: [entry[name]] for name in names} for entry in run["classes"]]
     for indexed in map(IndexedInput, chosen.indices):
         if "spotlight" not in cannot:
             for per in dict.fromkeys([*run["per"][:1], None]):
@@ -107,21 +111,13 @@ def requests_about(api: Api, chosen: ReportInputs) -> Iterator[Request]:
             yield HistoryRequest(indexed)
             yield from (PredictRequest(indexed, step) for step in (None, *api.stops))
         if "mute" not in cannot:
-            yield from (MuteRequest(indexed, (MuteSet.parse(tags),)) for tags in _classes_and_tasks(run))
+            yield from (MuteRequest(indexed, (MuteSet.parse(tags),)) for tags in muted)
     for prompt in map(PromptInput, chosen.prompts):
         yield PredictRequest(prompt)
         if "spotlight" not in cannot:
             for layer in layers:
                 for summed in (True,) if "time" in cannot else (True, False):
                     yield PassagesRequest(prompt, layer, summed)
-
-
-def _classes_and_tasks(run: Answer) -> list[dict[str, list[Any]]]:
-    """Return the tags of each class, and of each task where there are several."""
-    if len(run["tasks"]) < 2:
-        return [{"label": [entry["label"]]} for entry in run["classes"]]
-    tasks = [{"task": [task["name"]]} for task in run["tasks"]]
-    return tasks + [{"task": [entry["task"]], "label": [entry["label"]]} for entry in run["classes"]]
 
 
 def html(answers: dict[str, Answer], page: Page | None = None) -> str:

@@ -83,28 +83,25 @@ class MuteSet:
         """Read a set such as {"label": [3], "steps": [100, 200]}."""
         if not isinstance(content, dict) or not content:
             raise ValueError('muted slots are a list of sets such as {"label": [3]} or {"steps": [100, 200]}')
-        ranges = {name: _read_range(name, content[name]) for name in ("steps", "positions") if name in content}
-        tags = []
-        for name in sorted(content.keys() - ranges.keys()):
-            values = content[name]
-            if not isinstance(values, list) or not values or not all(isinstance(v, Value) for v in values):
+        tags, ranges = [], {}
+        for name, values in sorted(content.items()):
+            if not isinstance(values, list) or not values or not all(isinstance(value, Value) for value in values):
                 raise ValueError(f"{name!r} has a list of values, at least one")
-            tags.append((name, tuple(values)))
+            if name not in ("steps", "positions"):
+                tags.append((name, tuple(values)))
+                continue
+            if len(values) != 2:
+                raise ValueError(f"{name!r} is a range: [first, end]")
+            first, end = (_whole_number(value, f"an end of {name!r}") for value in values)
+            if first >= end:
+                raise ValueError(f"the range {name!r} is empty: {first} to {end}")
+            ranges[name] = first, end
         return cls(tuple(tags), **ranges)
 
     def to_dict(self) -> dict[str, Any]:
         """Write the set as it is in a body."""
         ranges = {"steps": self.steps, "positions": self.positions}
         return {name: list(values) for name, values in (*self.tags, *ranges.items()) if values is not None}
-
-
-def _read_range(name: str, content: Any) -> tuple[int, int]:
-    if not isinstance(content, list) or len(content) != 2:
-        raise ValueError(f"{name!r} is a range: [first, end]")
-    first, end = (_whole_number(value, f"an end of {name!r}") for value in content)
-    if first >= end:
-        raise ValueError(f"the range {name!r} is empty: {first} to {end}")
-    return first, end
 
 
 def _read_mute_sets(document: Document, name: str) -> tuple[MuteSet, ...]:
@@ -126,7 +123,7 @@ def _whole_number(value: Any, what: str) -> int:
 # How entries are read: the type of each field below is annotated with its reader
 
 
-def _number(least: int = 0, most: int = _MAX_NUMBER) -> Reader:
+def _number(least: int, most: int) -> Reader:
     def read(document: Document, name: str) -> int:
         value = document.count(name, least)
         if value > most:
@@ -134,10 +131,6 @@ def _number(least: int = 0, most: int = _MAX_NUMBER) -> Reader:
         return value
 
     return read
-
-
-def _or_null(reader: Reader) -> Reader:
-    return lambda document, name: None if document.is_none(name) else reader(document, name)
 
 
 def _choice(*choices: str) -> Reader:
@@ -152,7 +145,7 @@ def _choice(*choices: str) -> Reader:
 
 Text = Annotated[str, Document.text]
 AnyInput = Annotated[Input, _read_input]
-NumberOrNull = Annotated[int | None, _or_null(_number())]
+NumberOrNull = Annotated[int | None, Document.count_or_none]
 
 
 # The requests
@@ -193,14 +186,15 @@ class Request:
     @property
     def key(self) -> str:
         """The request in one line, as the page writes it: every entry, sorted, without spaces."""
-        body = {entry.name.rstrip("_"): _to_json(getattr(self, entry.name)) for entry in fields(self)}
+        body = {}
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if isinstance(value, Input):
+                value = asdict(value)
+            elif isinstance(value, tuple):
+                value = [mute_set.to_dict() for mute_set in value]
+            body[entry.name.rstrip("_")] = value
         return f"{self.name} {json.dumps(body, sort_keys=True, separators=(',', ':'), ensure_ascii=False)}"
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, Input):
-        return asdict(value)
-    return [mute_set.to_dict() for mute_set in value] if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -216,7 +210,7 @@ class JobsRequest(Request):
 @dataclass(frozen=True)
 class InputsRequest(Request):
     name = "inputs"
-    start: Annotated[int, _number()] = 0
+    start: Annotated[int, Document.count] = 0
     count: Annotated[int, _number(least=1, most=500)] = 60
     class_: NumberOrNull = None
     outcome: Annotated[str | None, _choice("right", "wrong")] = None

@@ -27,39 +27,34 @@ class ResolvedInput:
     token: int | None = None
 
 
-def resolve_input(run: OpenedRun, wanted: Input) -> ResolvedInput:
-    """Find or make an input; raises Refused for what this run cannot be asked about."""
+def resolve_input(run: OpenedRun, named: Input) -> ResolvedInput:
+    """Find or make the input that a request names; raises Refused for what this run cannot be asked about."""
     if "spotlight" in run.cannot:
         raise Refused(run.cannot["spotlight"])
-    if isinstance(wanted, PromptInput):
-        return _encode_prompt(run, wanted)
+    lines = code.opened(run)
+    if isinstance(named, PromptInput):
+        if run.text is None:
+            raise Refused("prompts are for runs of language models")
+        if not named.prompt:
+            raise Refused("the prompt is empty: a query is one of its tokens")
+        ids = encode_prompt(named.prompt, run.text)
+        token = len(ids) - 1 if named.token is None else named.token
+        if not 0 <= token < len(ids):
+            raise Refused(f"there is no token {named.token}; the prompt has {len(ids)}, counted from 0")
+        row = torch.from_numpy(ids[: token + 1])[None]  # (1, time)
+        tokens = tuple(run.text.vocabulary[number] for number in ids.tolist())
+        return ResolvedInput(row, lines + code.prompt_row(run, named.prompt, token), tokens=tokens, token=token)
     if run.inputs is None:
         raise Refused('this run is of a language model: its inputs are {"prompt": "..."}')
-    if isinstance(wanted, DrawnInput):
+    if isinstance(named, DrawnInput):
         if run.drawing is None or run.pictures is None:
             raise Refused(run.cannot.get("draw", "there is nothing to draw for"))
-        image = run.drawing.image(wanted.drawn)
-        lines = code.opened(run) + code.drawn_row(run, wanted.drawn)
+        image = run.drawing.image(named.drawn)
+        lines += code.drawn_row(run, named.drawn)
         return ResolvedInput(run.drawing.input(image), lines, pixels=run.pictures.encode(image))
     assert run.network is not None
-    index = wanted.index
-    row = in_precision_of(run.network, run.inputs.row(index))
-    label = None if run.inputs.labels is None else int(run.inputs.labels[index])
-    pixels = None if run.pictures is None else run.pictures.test(index)
-    lines = code.opened(run) + code.indexed_row(run, index)
-    return ResolvedInput(row, lines, index, label, run.task_of(index), pixels)
-
-
-def _encode_prompt(run: OpenedRun, wanted: PromptInput) -> ResolvedInput:
-    if run.text is None:
-        raise Refused("prompts are for runs of language models")
-    if not wanted.prompt:
-        raise Refused("the prompt is empty: a query is one of its tokens")
-    ids = encode_prompt(wanted.prompt, run.text)
-    token = len(ids) - 1 if wanted.token is None else wanted.token
-    if not 0 <= token < len(ids):
-        raise Refused(f"there is no token {wanted.token}; the prompt has {len(ids)}, counted from 0")
-    row = torch.from_numpy(ids[: token + 1])[None]  # (1, time)
-    tokens = tuple(run.text.vocabulary[number] for number in ids.tolist())
-    lines = code.opened(run) + code.prompt_row(run, wanted.prompt, token)
-    return ResolvedInput(row, lines, tokens=tokens, token=token)
+    row = in_precision_of(run.network, run.inputs.row(named.index))
+    label = None if run.inputs.labels is None else int(run.inputs.labels[named.index])
+    pixels = None if run.pictures is None else run.pictures.test(named.index)
+    lines += code.indexed_row(run, named.index)
+    return ResolvedInput(row, lines, named.index, label, run.task_of(named.index), pixels)

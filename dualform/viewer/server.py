@@ -108,7 +108,18 @@ class _ApiEndpoint:
             await _wait_for_answer(answer, request)
         except ClientDisconnect:
             return Response(status_code=400)  # nobody is there to read it
-        return _response(answer)
+        if answer.cancelled():
+            return error_response("the viewer is being closed", 503)
+        error = answer.exception()
+        if isinstance(error, Refused):
+            headers = {"Retry-After": "1"} if error.status == 503 else None  # something is still being prepared
+            return JSONResponse({"error": str(error), "job": error.job}, error.status, headers)
+        if isinstance(error, DualformError):
+            return error_response(str(error), 422)
+        if error is not None:
+            return internal_error(error)
+        text = json.dumps(finite(answer.result()), allow_nan=False, separators=(",", ":"))
+        return Response(text, media_type="application/json", headers={"Cache-Control": "no-store"})
 
     def _submit(self, name: str, body: object) -> Answer:
         """Hand a request on. It counts as pending until its work is done, which goes on when the client has left."""
@@ -186,19 +197,3 @@ async def _wait_until_done(answer: Answer) -> None:
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _response(answer: Answer) -> Response:
-    """Write an answer for the page, or why there is none."""
-    if answer.cancelled():
-        return error_response("the viewer is being closed", 503)
-    error = answer.exception()
-    if isinstance(error, Refused):
-        headers = {"Retry-After": "1"} if error.status == 503 else None  # something is still being prepared
-        return JSONResponse({"error": str(error), "job": error.job}, error.status, headers)
-    if isinstance(error, DualformError):
-        return error_response(str(error), 422)
-    if error is not None:
-        return internal_error(error)
-    text = json.dumps(finite(answer.result()), allow_nan=False, separators=(",", ":"))
-    return Response(text, media_type="application/json", headers={"Cache-Control": "no-store"})

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dualform import LayerSpotlight, Question, Table, Timeline, Top, Total
+from dualform import Question, Table, Timeline, Top, Total
 from dualform.companions import in_precision_of
 from dualform.errors import Refused, UnknownName
 from dualform.viewer import code
@@ -24,6 +24,10 @@ class Spotlights:
     def __init__(self, run: OpenedRun) -> None:
         self._run, self._memory = run, run.memory
         self.per = [tag for tag in self._memory.tags if tag not in (TASK, LABEL)]
+        self._absent = {} if run.classes.by else {"curves": _NO_CLASSES, "totals": _NO_CLASSES}
+        if merged := run.memory.merged_by:
+            reason = f"this run holds sums over all visits to the same {merged}"
+            self._absent = {"curves": reason, "totals": reason, "timeline": f"{reason}: no training time"}
 
     def spotlight(self, request: SpotlightRequest) -> dict[str, Any]:
         """Answer which slots a layer attends to: single ones or by `per`, by class, over training time."""
@@ -38,13 +42,18 @@ class Spotlights:
         if rows > 1:  # attention is linear: the weights of several queries add up to that of their sum
             layer = self._memory.attend({layer.name: layer.queries.sum(dim=0, keepdim=True)})[layer.name]
             note = f"summed over the {rows} rows this layer has for the input. {note or ''}".strip()
-        lines = code.spotlight(request.layer, rows > 1, questions)
+        tables = dict(zip(questions, layer.collect(*questions.values()), strict=True))
+        curves, totals = self._by_class(tables.get("curves"), "score"), self._by_class(tables.get("totals"), "total")
         return {
             "layer": request.layer,
             "note": note,
-            "python": "\n".join([*resolved.python, "", *lines]),
-            "absent": self._absent(),
-            **self._answers(layer, questions),
+            "python": "\n".join([*resolved.python, "", *code.spotlight(request.layer, rows > 1, questions)]),
+            "absent": self._absent,
+            # scores to as many digits as a curve shows: half the bytes
+            "curves": [{"class": k, "scores": [float(f"{score:.5g}") for score in scores]} for k, scores in curves],
+            "totals": [{"class": k, "total": sums[0]} for k, sums in totals],
+            "timeline": tables["timeline"].without("query").to_dict() if "timeline" in tables else None,
+            "top": [self._slot(row) for row in tables["top"].rows()],
         }
 
     def warm_up(self, progress: Progress = lambda share: None) -> None:
@@ -70,27 +79,6 @@ class Spotlights:
             questions["timeline"] = Timeline(min(_TIMELINE_BINS, max(1, self._memory.steps)))
         return questions
 
-    def _absent(self) -> dict[str, str]:
-        """Say why this run has no answer to some of the questions."""
-        merged = self._memory.merged_by
-        if merged:
-            reason = f"this run holds sums over all visits to the same {merged}"
-            return {"curves": reason, "totals": reason, "timeline": f"{reason}: no training time"}
-        return {} if self._run.classes.by else {"curves": _NO_CLASSES, "totals": _NO_CLASSES}
-
-    def _answers(self, layer: LayerSpotlight, questions: dict[str, Question]) -> dict[str, Any]:
-        tables = dict(zip(questions, layer.collect(*questions.values()), strict=True))
-        answers: dict[str, Any] = {"curves": [], "totals": [], "timeline": None}
-        answers["top"] = [self._slot(row) for row in tables["top"].rows()]
-        if "curves" in tables:
-            # to as many digits as a curve shows: half the bytes
-            curves = self._by_class(tables["curves"], "score")
-            answers["curves"] = [{"class": k, "scores": [float(f"{s:.5g}") for s in v]} for k, v in curves]
-            answers["totals"] = [{"class": k, "total": v[0]} for k, v in self._by_class(tables["totals"], "total")]
-        if "timeline" in tables:
-            answers["timeline"] = tables["timeline"].without("query").to_dict()
-        return answers
-
     def _slot(self, row: dict[str, Any]) -> dict[str, Any]:
         classes, pictures = self._run.classes, self._run.pictures
         return {
@@ -104,9 +92,9 @@ class Spotlights:
             "tags": {name: value for name, value in row.items() if name not in _NO_TAGS},
         }
 
-    def _by_class(self, table: Table, column: str) -> list[tuple[int, list[float]]]:
-        """Return the numbers of a column by class, as the page lists classes."""
+    def _by_class(self, table: Table | None, column: str) -> list[tuple[int, list[float]]]:
+        """Return the numbers of a column by class, as the page lists classes; none where there is no table."""
         values: dict[int | None, list[float]] = {}
-        for row in table.rows():
+        for row in () if table is None else table.rows():
             values.setdefault(self._run.classes.of_row(row), []).append(row[column])
         return [(number, values[number]) for number in range(len(self._run.classes.entries)) if number in values]
