@@ -17,6 +17,7 @@ from dualform import errors, viewer
 from dualform.algebra import unregister
 from dualform.experiments.sections import number
 from dualform.inputs import read_inputs
+from dualform.kinds import registry
 from tests.markdown import DOCS, ROOT, blocks, check_command, commands, links, read, run_python, without_measures
 
 RESULTS = DOCS / "results"
@@ -58,6 +59,7 @@ def test_the_python_of_a_page_runs_and_prints_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))  # what is registered is forgotten afterwards
     names: dict[str, object] = {}
     before = PREDECESSORS.get(page)
     if before:
@@ -66,7 +68,7 @@ def test_the_python_of_a_page_runs_and_prints_what_is_shown(
         capsys.readouterr()
     run_python([page], names)
     for defined in [value for value in names.values() if isinstance(value, type) and issubclass(value, Optimizer)]:
-        unregister(defined)  # other tests list what is registered
+        unregister(defined)
     printed = without_measures(capsys.readouterr().out)
     for shown in blocks(read(page), "text"):
         assert without_measures(shown) in printed
