@@ -73,8 +73,11 @@ class Table:
         return pandas.DataFrame(self._columns)
 
     def _cells(self) -> list[list[str]]:
-        shown = [[_text(value) for value in column[:_MAX_ROWS].tolist()] for column in self._columns.values()]
-        return [list(row) for row in zip(*shown, strict=True)]
+        columns = [column[:_MAX_ROWS].tolist() for column in self._columns.values()]
+        return [
+            [f"{value:.4g}" if isinstance(value, float) else printable(str(value)) for value in row]
+            for row in zip(*columns, strict=True)
+        ]
 
     def __repr__(self) -> str:
         cells = [self.columns, *self._cells()]
@@ -89,7 +92,3 @@ class Table:
         body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._cells())
         more = f"<p>{len(self) - _MAX_ROWS:,} more rows</p>" if len(self) > _MAX_ROWS else ""
         return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
-
-
-def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else printable(str(value))

@@ -1,4 +1,4 @@
-"""The application that commands join, what they share, and how it tells of errors.
+"""The application that commands are added to, options that they share, and how errors are shown.
 
     @app.command(epilog="Example: dualform info runs/demo")
     def info(run: Run, as_json: AsJson = False) -> None: ...
@@ -19,16 +19,16 @@ from dualform.errors import DualformError
 
 
 class _Commands(TyperGroup):
-    """Turns what went wrong on the user's side into one line and an exit code."""
+    """Shows an error of the user as one line, and ends with an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default", UserWarning)
-                warnings.showwarning = _tell
+                warnings.showwarning = _print_warning
                 return super().invoke(ctx)
         except BrokenPipeError:
-            raise  # `dualform ... | head` is no error; typer knows what to do
+            raise  # `dualform ... | head` is no error; typer handles it
         except DualformError as error:
             _fail(str(error), 1)
         except OSError as error:
@@ -37,8 +37,8 @@ class _Commands(TyperGroup):
             _fail("interrupted", 130)
 
 
-def _tell(message: Warning | str, *_: Any, **__: Any) -> None:
-    """A warning as a line for people; without the line of code that gave it."""
+def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, without the line of code that caused it."""
     print(f"dualform: {message}", file=sys.stderr)
 
 
@@ -53,15 +53,15 @@ app = typer.Typer(
 )  # fmt: skip
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a recorded run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
 def main() -> None:
     app(prog_name="dualform")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
+def _show_version(requested: bool) -> None:
+    if requested:
         print(f"dualform {__version__}")
         raise typer.Exit
 

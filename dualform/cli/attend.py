@@ -1,4 +1,4 @@
-"""`dualform attend`: the training slots behind the model's answer to an input."""
+"""`dualform attend`: show the training slots behind the model's output for an input."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,25 +23,28 @@ if TYPE_CHECKING:
 
 Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
 InputFile = Annotated[
-    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; else the run's own.")
+    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; default: the run's own.")
 ]
-Index = Annotated[list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; else the first.")]
-Layer = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which layer; repeatable; else all.")]
+Index = Annotated[
+    list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; default: the first.")
+]
+Layer = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Which layer; repeatable; default: all.")]
 Count = Annotated[
-    int | None, typer.Option(metavar="K", min=1, help="How many training slots to show, else 10; passages, else 3.")
+    int | None, typer.Option(metavar="K", min=1, help="How many slots (default: 10) or passages (default: 3).")
 ]
 By = Annotated[
-    list[str] | None, typer.Option(metavar="TAG", help="Sum attention by this tag; repeatable; else by label.")
+    list[str] | None, typer.Option(metavar="TAG", help="Sum attention by this tag; repeatable; default: label.")
 ]
-Per = Annotated[str | None, typer.Option(metavar="TAG", help="Count slots with the same tag, say id, as one.")]
+Per = Annotated[str | None, typer.Option(metavar="TAG", help="Sum slots with the same value of this tag, such as id.")]
 Prompt = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="Of a language model: ask about its last token; repeatable.")
+    list[str] | None,
+    typer.Option(metavar="TEXT", help="For a language model: the query is its last token; repeatable."),
 ]
 Contribution = Annotated[
-    bool, typer.Option("--contribution", help="What slots have added to the logit of a class, not attention.")
+    bool, typer.Option("--contribution", help="Show what slots have added to the logit of a class, not attention.")
 ]
 Target = Annotated[
-    int | None, typer.Option(metavar="CLASS", help="Whose logit, from 0; else that of the predicted class.")
+    int | None, typer.Option(metavar="CLASS", help="Class of the logit, from 0; default: the predicted class.")
 ]
 
 
@@ -60,10 +63,10 @@ def attend(
     target: Target = None,
     as_json: AsJson = False,
 ) -> None:
-    """Which training slots are behind the model's answer to an input?
+    """Show which training slots are behind the model's output for an input.
 
-    Shows, for each input and layer, the attention summed by a tag and the slots with the highest attention; with
-    --contribution, what slots have added to the logit of a class. For a prompt, the passages of the training text.
+    Prints, for each input and layer, the attention summed by a tag and the slots with the highest attention; with
+    --contribution, what slots have added to the logit of a class. For a prompt, passages of the training text.
     """
     import dualform
     from dualform import terminal
@@ -76,29 +79,29 @@ def attend(
         answer_prompts(memory, network, prompt, layer, top or 3, as_json)
         return
     if not inputs and "text" in memory.about:
-        raise QueryError("this run is of a language model: pass --prompt TEXT, whose last token is asked about")
+        raise QueryError("this is the run of a language model: pass --prompt TEXT, whose last token is the query")
     rows = read_inputs(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
     question = _Request(layer, questions, contribution, target)
-    found = {one: _ask(memory, network, rows.row(one), question) for one in index or [0]}
+    answers = {number: _ask(memory, network, rows.row(number), question) for number in index or [0]}
     if as_json:
-        print_json({"run": str(run), "inputs": [_document(one, answers) for one, answers in found.items()]})
+        print_json({"run": str(run), "inputs": [_document(number, layers) for number, layers in answers.items()]})
         return
-    for one, answers in found.items():
-        _tell(terminal.console(), one, answers, ", ".join(groups), f"top {per or 'slot'}s")
+    for number, layers in answers.items():
+        _tell(terminal.console(), number, layers, ", ".join(groups), f"top {per or 'slot'}s")
 
 
 def _check_contribution(wanted: bool, target: int | None, prompt: list[str] | None) -> None:
     if target is not None and not wanted:
-        raise QueryError("--target is the class whose logit is asked about: it needs --contribution")
+        raise QueryError("--target is the class of the logit: it needs --contribution")
     if wanted and prompt:
-        raise QueryError("--contribution does not go with --prompt yet; prompts are answered by attention only")
+        raise QueryError("--contribution does not go with --prompt yet: prompts are answered by attention only")
 
 
 @dataclass(frozen=True)
 class _Request:
-    """What is asked of each input, by attention or by contribution to the logit of a class."""
+    """What to show for each input, by attention or by contribution to the logit of a class."""
 
     layers: list[str] | None
     tables: list[Any]
@@ -108,19 +111,20 @@ class _Request:
 
 @dataclass(frozen=True)
 class _LogitSum:
-    """A layer's output along a target: `initial` and all contributions add up to it."""
+    """A layer's output in the direction of a target: the initial part and all contributions add up to it."""
 
     target: int
     initial: float
     output: float
-    first_order: bool  # along the gradient of the logit, for the layer does not compute the logit itself
+    first_order: bool  # along the gradient of the logit, if the layer does not compute the logit itself
 
     @classmethod
-    def of(cls, found: "LayerContribution") -> "_LogitSum":
-        """Of one input, and of all queries, should the layer have several of it."""
-        assert found.classes is not None
-        target, initial, output = (one.sum().item() for one in (found.classes, found.initial(), found.output()))
-        return cls(int(target), initial, output, found.first_order)
+    def of(cls, contribution: "LayerContribution") -> "_LogitSum":
+        """Return the sum for one input, over all of its queries if the layer has several."""
+        assert contribution.classes is not None
+        parts = (contribution.classes, contribution.initial(), contribution.output())
+        target, initial, output = (part.sum().item() for part in parts)
+        return cls(int(target), initial, output, contribution.first_order)
 
     def __str__(self) -> str:
         what = f"the logit of class {self.target}"
@@ -132,22 +136,22 @@ class _LogitSum:
 
 @dataclass(frozen=True)
 class _LayerTables:
-    """Of one layer: the top slots, then the totals if there are any."""
+    """Answers of one layer: the top slots, then the totals if there are any."""
 
     tables: list["Table"]
     total: _LogitSum | None  # of contributions
 
 
 def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", question: _Request) -> dict[str, _LayerTables]:
-    """The answers of each layer to one input."""
+    """Return the answers of each layer to one input."""
     row = in_precision_of(network, row)
-    output_for(network.eval(), row)  # which says so if it does not fit
+    output_for(network.eval(), row)  # raises if the input does not fit the model
     spotlight = memory.attend(network, row)
     names = question.layers or list(spotlight)
     if not question.contribution:
         return {name: _LayerTables(spotlight[name].collect(*question.tables), None) for name in names}
-    asked = {name: spotlight[name].contribution(question.target) for name in names}
-    return {name: _LayerTables(one.collect(*question.tables), _LogitSum.of(one)) for name, one in asked.items()}
+    layers = {name: spotlight[name].contribution(question.target) for name in names}
+    return {name: _LayerTables(layer.collect(*question.tables), _LogitSum.of(layer)) for name, layer in layers.items()}
 
 
 def _tell(out: "Console", index: int, answers: dict[str, _LayerTables], groups: str, top: str) -> None:

@@ -1,4 +1,4 @@
-"""`dualform demo`: train on handwritten digits, and tell what is behind some predictions."""
+"""`dualform demo`: train on handwritten digits, and show what is behind some predictions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -30,7 +30,7 @@ def demo(
         str, typer.Option(metavar="NAME", help="Optimiser: sgd, adam, adamw, nadam, radam, rmsprop or adagrad.")
     ] = "sgd",
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 1300,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a small network on handwritten digits, and see what is behind its predictions. Takes seconds."""
@@ -41,32 +41,32 @@ def demo(
     _check_free(out, overwrite)
     screen = terminal.console()
     with terminal.progress(quiet(screen, as_json), "training", steps) as done:
-        outcome = experiment.run(out, optimizer=optimizer, steps=steps, overwrite=True, progress=done)
+        result = experiment.run(out, optimizer=optimizer, steps=steps, overwrite=True, progress=done)
     if as_json:
-        print_json(outcome.to_dict())
+        print_json(result.to_dict())
     else:
-        accuracy = f"test accuracy {outcome.classifier.accuracy:.1%}"
+        accuracy = f"test accuracy {result.classifier.accuracy:.1%}"
         screen.print(f"trained by {optimizer} for {steps:,} steps, {accuracy}\n", style="bold")
-        screen.print(*terminal.certificate(outcome.certificate), sep="\n")
+        screen.print(*terminal.certificate(result.certificate), sep="\n")
         screen.print(_WORDS)
-        for one in outcome.explanations:
-            _tell(screen, one, outcome.classifier)
+        for explanation in result.explanations:
+            _tell(screen, explanation, result.classifier)
         screen.print(_farewell(out))
-    if not outcome.certificate.ok:
+    if not result.certificate.ok:
         raise typer.Exit(1)
 
 
 def _check_free(out: Path, overwrite: bool) -> None:
-    """An old run of the demo in the demo's own place may go; any other only if told."""
+    """Raise if the directory is not empty; an old demo in the default directory may be replaced."""
     from dualform.experiments.demo import is_demo
 
-    taken = out.is_dir() and any(out.iterdir())
-    if taken and not overwrite and not (out == _DEMO and is_demo(out)):
+    occupied = out.is_dir() and any(out.iterdir())
+    if occupied and not overwrite and not (out == _DEMO and is_demo(out)):
         raise RunExists(f"{out} is not empty; choose another directory with --out, or replace a run with --overwrite")
 
 
 def _tell(out: "Console", explanation: "Explanation", classifier: "DigitClassifier") -> None:
-    """One prediction: its attention per class, the digits behind it, and how its logit adds up."""
+    """Print one prediction: its attention by class, the digits behind it, and how its logit adds up."""
     from dualform import terminal
     from dualform.experiments.demo import picture
 
@@ -86,23 +86,23 @@ def _tell(out: "Console", explanation: "Explanation", classifier: "DigitClassifi
 def _tell_contributions(
     out: "Console", explanation: "Explanation", classifier: "DigitClassifier", styles: "Mapping[int, str]"
 ) -> None:
-    """How the logit of the predicted class adds up, and the training digits at both ends."""
+    """Print how the logit of the predicted class adds up, and the digits with the highest and lowest contributions."""
     from dualform import terminal
     from dualform.experiments.demo import OUTPUT, picture
 
-    found = explanation.contributions
-    classes = {f"from class {row['label']}": row["total"] for row in found.totals.rows()}
+    logit = explanation.contributions
+    classes = {f"from class {row['label']}": row["total"] for row in logit.totals.rows()}
     marked = {f"from class {label}": style for label, style in styles.items()}
-    out.print(f"{OUTPUT}: contributions of each class of training digits to the logit of class {found.target}")
-    out.print(terminal.addends({"initial part": found.initial, **classes}, "logit", marked), "")
-    sides = {"for": ("highest", found.highest()), "against": ("lowest", found.lowest())}
+    out.print(f"{OUTPUT}: contributions of each class of training digits to the logit of class {logit.target}")
+    out.print(terminal.addends({"initial part": logit.initial, **classes}, "logit", marked), "")
+    sides = {"for": ("highest", logit.highest()), "against": ("lowest", logit.lowest())}
     for side, (end, table) in sides.items():
         images = [
             picture(classifier.digits.test.raw, explanation.index),
             *picture(classifier.digits.train.raw, table["id"]),
         ]
         below = [f"{row['label']} (id {row['id']})\n{row['contribution']:+.3g}" for row in table.rows()]
-        out.print(f"{OUTPUT}: training digits that speak most {side} class {found.target}: {end} contributions")
+        out.print(f"{OUTPUT}: training digits that speak most {side} class {logit.target}: {end} contributions")
         out.print(terminal.pictures(out, images, ["test digit", *below]), "")
 
 

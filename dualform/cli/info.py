@@ -1,4 +1,4 @@
-"""`dualform info` and `dualform verify`: what a run holds, and whether it is exact."""
+"""`dualform info` and `dualform verify`: show what a run holds, and whether it is exact."""
 
 import typer
 
@@ -8,7 +8,7 @@ from dualform.cli.output import print_json, quiet
 
 @app.command(epilog="Example: dualform info runs/demo")
 def info(run: Run, as_json: AsJson = False) -> None:
-    """What a run holds: layers, slots, steps, snapshots, tags, bytes. Reads no slots."""
+    """Show what a run holds: layers, slots, steps, snapshots, tags, bytes. Reads no slots."""
     from dualform import store, terminal
 
     opened = store.Run(run)
@@ -20,7 +20,7 @@ def info(run: Run, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: dualform verify runs/demo && echo exact")
 def verify(run: Run, as_json: AsJson = False) -> None:
-    """Read every byte and measure how exactly the dual form is the model. Exits with 1 if it is not."""
+    """Read every byte, and measure how exactly the dual form equals the model. Exits with 1 if it is not exact."""
     import dualform
     from dualform import terminal
 

@@ -1,4 +1,4 @@
-"""`dualform attend --prompt`: passages of the training text behind what a language model expects next."""
+"""`dualform attend --prompt`: show passages of the training text behind what a language model expects next."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ def answer_prompts(
     memory: "Memory", network: "nn.Module", prompts: Sequence[str], layers: Sequence[str] | None, most: int,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Ask, and show what was found."""
+    """Find the passages behind prompts, and print them."""
     from dualform import terminal
     from dualform.experiments.language.answers import ask
     from dualform.text import Text
@@ -41,9 +41,9 @@ def _tell(out: "Console", answer: "PromptAnswer") -> None:
     from dualform.text import to_plain, to_rich
 
     out.print(to_rich(answer.prompt) if out.color_system else to_plain(answer.prompt), style="bold")
-    likely = ", ".join(f"{one.token!r} {one.probability:.0%}" for one in answer.expected)
+    likely = ", ".join(f"{expected.token!r} {expected.probability:.0%}" for expected in answer.expected)
     out.print(f"expected next: {likely}", "")
-    for name, found in answer.layers.items():
-        out.print(terminal.passages(out, found.summed, f"{name}: attention summed over all visits to a position"), "")
-        if found.single is not None:
-            out.print(terminal.passages(out, found.single, f"{name}: attention to single updates"), "")
+    for name, layer in answer.layers.items():
+        out.print(terminal.passages(out, layer.summed, f"{name}: attention summed over all visits to a position"), "")
+        if layer.single is not None:
+            out.print(terminal.passages(out, layer.single, f"{name}: attention to single updates"), "")

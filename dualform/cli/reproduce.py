@@ -1,4 +1,4 @@
-"""`dualform reproduce`: the paper's experiments, trained, recorded and set beside its numbers."""
+"""`dualform reproduce`: train and record the paper's experiments, and compare with its numbers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from dualform.experiments.outcome import Outcome, Stage
 
 reproduce = typer.Typer(
-    no_args_is_help=True, help="The paper's experiments, with its numbers beside ours.",
+    no_args_is_help=True, help="Reproduce the paper's experiments, with its numbers beside ours.",
     epilog="Begin with: dualform reproduce single --dataset digits, or dualform reproduce charlm",
 )  # fmt: skip
 app.add_typer(reproduce, name="reproduce")
 
 Data = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Where the data are; else the usual places, else downloaded.")
+    Path | None, typer.Option(metavar="DIR", help="Where to look for the data first; they are downloaded if not found.")
 ]
-Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for results; else results/EXPERIMENT.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace results that are there.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for results; default: results/EXPERIMENT.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
 
 _IMAGES = {  # spelled out here because their module needs torch
     "single": "One task: Table 1, and the figures of attention per class.",
@@ -54,7 +54,7 @@ def _images(name: str, summary: str) -> Callable[..., None]:
             typer.Option(metavar="[TASK:]I", help="Draw this test input instead of the paper's; repeatable."),
         ] = None,
         out: Out = None,
-        keep_run: Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs; gigabytes each.")] = False,
+        keep_run: Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs, gigabytes each.")] = False,
         overwrite: Overwrite = False,
         as_json: AsJson = False,
     ) -> None:
@@ -84,18 +84,19 @@ TextFile = Annotated[
 ]
 Prompt = Annotated[
     list[str] | None,
-    typer.Option(metavar="TEXT", help="Ask about its last token, instead of the paper's; repeatable."),
+    typer.Option(metavar="TEXT", help="Instead of the paper's; the query is its last token; repeatable."),
 ]
-Hidden = Annotated[int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM; else what suits the text.")]
-Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps; else what suits the text.")]
+Hidden = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="Width of the LSTM; default: depends on the text.")
+]
+Steps = Annotated[int | None, typer.Option(metavar="N", min=1, help="Training steps; default: depends on the text.")]
 Merge = Annotated[
     bool | None,
-    typer.Option(
-        "--merge/--every-visit", help="Sum keys up over visits, or keep each; else each, if that takes less than 4 GB."
-    ),
+    typer.Option("--merge/--every-visit", help="Sum keys over visits, or keep each; default: keep each if below 4 GB."),
 ]
 Values = Annotated[
-    bool, typer.Option("--values", help="Keep values too, several times the bytes: certified, and can be muted.")
+    bool,
+    typer.Option("--values", help="Keep values too: several times the bytes, but certified, and slots can be muted."),
 ]
 
 
@@ -139,7 +140,7 @@ for _name, _summary in _LANGUAGE.items():
 
 
 def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tuple[Path, Console, Stage]":
-    """Room for the results, where to tell of them, and where progress goes."""
+    """Prepare the directory for results. Returns it, the console, and a function that shows the progress of a stage."""
     from dualform import terminal
     from dualform.experiments.result_files import prepare_directory
 
@@ -150,7 +151,7 @@ def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tupl
 
 
 def _tell(out: "Console", outcome: "Outcome", as_json: bool) -> None:
-    """Everything as data, or the tables of the page; its figures are for the browser."""
+    """Print the results as JSON, or the tables of the page without its figures."""
     from dualform import terminal
 
     if as_json:

@@ -56,14 +56,17 @@ def fetch(
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise DataError(f"cannot make {path.parent} for downloads: {error.strerror or error}") from error
-    digest = digest or partial(_sha256, gzipped=path.suffix == ".gz")
     failures = []
     for url in urls:
         try:
             with atomic_path(path) as temporary:
                 with urlopen(url, timeout=timeout) as response, temporary.open("wb") as file:
                     _copy(response, file, partial(progress, path.name))
-                actual = digest(temporary)
+                if digest is not None:
+                    actual = digest(temporary)
+                else:
+                    with gzip.open(temporary) if path.suffix == ".gz" else temporary.open("rb") as content:
+                        actual = hashlib.file_digest(content, "sha256").hexdigest()
                 if actual != sha256:
                     raise DataError(f"it is another file: SHA-256 {actual[:12]}..., not {sha256[:12]}...")
             return
@@ -112,11 +115,6 @@ def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int |
         raise DataError(f"the connection ended after {done:,} of {total:,} bytes")
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sha256(path: Path, gzipped: bool) -> str:
-    with gzip.open(path) if gzipped else path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _reason(error: Exception) -> str:

@@ -86,23 +86,17 @@ def load(name: str, data: Path | None = None, progress: Progress = no_progress) 
     source = SOURCES[name]
     folder = places.find(source.folders, source.files, data)
     if folder is None:
-        folder = _download(name, source, data, progress)
+        folder = places.cache() / source.folders[0]
+        for file in places.missing(folder, source.files):
+            urls = [f"{mirror}{file}.gz" for mirror in source.mirrors]
+            try:
+                fetch(urls, folder / f"{file}.gz", source.digests[file], progress)
+            except DataError as error:
+                wanted = next(places.roots(data)) / source.folders[0]
+                missing = places.missing(wanted, source.files)
+                raise unavailable(name, wanted, missing, error, _ALTERNATIVE) from error
     train, test = (_split(folder, part, len(source.class_names)) for part in (_TRAIN, _TEST))
     return ImageSet(name, source.class_names, IMAGE_SHAPE, train, test)
-
-
-def _download(name: str, source: Source, data: Path | None, progress: Progress) -> Path:
-    """Download the missing files to the cache, and return the folder."""
-    folder = places.cache() / source.folders[0]
-    for file in places.missing(folder, source.files):
-        urls = [f"{mirror}{file}.gz" for mirror in source.mirrors]
-        try:
-            fetch(urls, folder / f"{file}.gz", source.digests[file], progress)
-        except DataError as error:
-            wanted = next(places.roots(data)) / source.folders[0]
-            missing = places.missing(wanted, source.files)
-            raise unavailable(name, wanted, missing, error, _ALTERNATIVE) from error
-    return folder
 
 
 def _split(folder: Path, part: str, classes: int) -> Split:

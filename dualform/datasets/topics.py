@@ -25,26 +25,19 @@ def load() -> Corpus:
         from pydoc_data.topics import topics
     except ImportError as error:
         raise DataError(f"this Python was installed without pydoc_data.topics; {ALTERNATIVE}") from error
-    by_length = _distinct(topics)
-    # By length, for lengths differ: any tenth of the names may hold a hundredth of the text, or a quarter.
-    held_out = set(by_length[TEST_EVERY // 2 :: TEST_EVERY])
-    train, test = (sorted(names) for names in (set(by_length) - held_out, held_out))
-    return Corpus(NAME, train=_joined(topics, train), test=_joined(topics, test))
-
-
-def _distinct(topics: Mapping[str, str]) -> list[str]:
-    """Return the topics that are no section of a longer one, the longest first.
-
-    One in four is such a section: it would be trained on twice, or trained on and tested with.
-    """
+    # One topic in four is a section of a longer one: it would be trained on twice, or trained on and tested with.
     kept: dict[str, str] = {}
     for name in sorted(topics, key=lambda name: (-len(topics[name]), name)):
-        # Lines below headings depend on how deep in a topic a section is.
+        # Without the lines below headings, which depend on how deep in a topic a section is.
         plain = _UNDERLINE.sub("", topics[name].strip())
         body = plain.partition("\n")[2].strip()
         if not any(body in longer for longer in kept.values()):
             kept[name] = plain
-    return list(kept)
+    by_length = list(kept)
+    # By length, for lengths differ: any tenth of the names may hold a hundredth of the text, or a quarter.
+    held_out = set(by_length[TEST_EVERY // 2 :: TEST_EVERY])
+    train, test = (sorted(names) for names in (set(by_length) - held_out, held_out))
+    return Corpus(NAME, train=_joined(topics, train), test=_joined(topics, test))
 
 
 def _joined(topics: Mapping[str, str], names: Sequence[str]) -> Part:

@@ -67,20 +67,16 @@ def select_paper_cases(
     selected = []
     for case in cases:
         task, predicted = tasks[case.task], predictions[case.task]
-        index = _first(case, task.test.labels, predicted)
+        labels = task.test.labels
+        own, right = labels == case.label, predicted == labels
+        exact = own & right if case.taken_for is None else own & (predicted == case.taken_for)
+        similar = own & right if case.taken_for is None else own & ~right
+        if not own.any():
+            raise QueryError(f"there is no test input of class {case.label}")
+        fitting = next(inputs for inputs in (exact, similar, own) if inputs.any())
+        index = int(torch.nonzero(fitting)[0])
         selected.append(SelectedInput(task, index, case.label, int(predicted[index]), case.figures))
     return selected
-
-
-def _first(case: PaperCase, labels: Tensor, predicted: Tensor) -> int:
-    """Return the index of the first test input that fits a case best."""
-    own, right = labels == case.label, predicted == labels
-    exact = own & right if case.taken_for is None else own & (predicted == case.taken_for)
-    similar = own & right if case.taken_for is None else own & ~right
-    for fitting in (exact, similar, own):
-        if fitting.any():
-            return int(torch.nonzero(fitting)[0])
-    raise QueryError(f"there is no test input of class {case.label}")
 
 
 def select_named(names: Sequence[str], tasks: Sequence[Task], predictions: Sequence[Tensor]) -> list[SelectedInput]:
@@ -98,13 +94,10 @@ def select_named(names: Sequence[str], tasks: Sequence[Task], predictions: Seque
         if task_name and task_name not in known:
             raise UnknownName("task", task_name, known)
         number = known[task_name] if task_name else 0
-        index = _index(digits, len(tasks[number].test))
+        count = len(tasks[number].test)
+        if not digits.isdecimal() or int(digits) >= count:
+            raise QueryError(f"--index must be a number below {count:,}, or TASK:NUMBER, not {digits!r}")
+        index = int(digits)
         true, predicted = int(tasks[number].test.labels[index]), int(predictions[number][index])
         selected.append(SelectedInput(tasks[number], index, true, predicted, figures=""))
     return selected
-
-
-def _index(digits: str, count: int) -> int:
-    if not digits.isdecimal() or int(digits) >= count:
-        raise QueryError(f"--index must be a number below {count:,}, or TASK:NUMBER, not {digits!r}")
-    return int(digits)

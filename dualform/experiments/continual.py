@@ -78,14 +78,10 @@ def predict_muted(memory: dualform.Memory, model: nn.Module, case: SelectedInput
     """
     without_class = memory.without(task=second.name, label=case.predicted).model(model)
     without_task = memory.without(task=second.name).model(model)
-    probabilities = (_probabilities(network, case) for network in (model, without_class, without_task))
-    return MutedPredictions(case, second.name, second.class_names[case.predicted], *probabilities)
-
-
-def _probabilities(network: nn.Module, case: SelectedInput) -> dict[str, float]:
     with torch.no_grad():
-        output = network(case.image[None]).softmax(dim=1)[0]
-    return dict(zip(case.task.class_names, output.tolist(), strict=True))
+        outputs = [network(case.image[None]).softmax(dim=1)[0] for network in (model, without_class, without_task)]
+    probabilities = (dict(zip(case.task.class_names, output.tolist(), strict=True)) for output in outputs)
+    return MutedPredictions(case, second.name, second.class_names[case.predicted], *probabilities)
 
 
 def attention_matrices(

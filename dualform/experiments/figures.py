@@ -5,7 +5,7 @@ class, the top training images (as single visits and summed over visits), and wh
 seen. Each is saved as PNG and as PDF.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,12 @@ _QUESTIONS: dict[str, dualform.Top | dualform.Total] = {
     "visits": dualform.Top(3, absolute=True),
     "images": dualform.Top(3, per="id", absolute=True),
     "highest": dualform.Top(500, absolute=True),
+}
+_CAPTIONS = {
+    "attention": "The 500 highest attention weights (absolute values) of each class, in descending order",
+    "totals": "Attention weights (absolute values) summed over all slots of each class",
+    "images": "The training images with the highest attention: single visits, and summed over all visits",
+    "time": "Where in training time the 500 slots with the highest attention lie",
 }
 
 
@@ -71,14 +77,28 @@ def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], o
         out: directory of results; the figures go into `out/figures`.
     """
     case, tables = answers.case, answers.tables
-    shown, names = _shown(case), plots.Tasks({task.name: task.class_names for task in tasks})
+    names = plots.Tasks({task.name: task.class_names for task in tasks})
+    image, raw = _pictures(case.task.test.raw[case.index], case.task), training_images(tasks)
+    shown = plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
+    rows = [
+        plots.TopImages(
+            layer=layer,
+            visits=visits,
+            visit_images=_pictures(raw[visits["id"]], tasks[0]),
+            images=tables["images"][layer],
+            image_images=_pictures(raw[tables["images"][layer]["id"]], tasks[0]),
+        )
+        for layer, visits in tables["visits"].items()
+    ]
     figures = {
         "attention": plots.attention_per_class(shown, tables["by_class"], names),
         "totals": plots.total_per_class(shown, tables["totals"], names),
-        "images": plots.top_images(shown, list(_top_images(tables, tasks)), names),
+        "images": plots.top_images(shown, rows, names),
         "time": plots.top_in_time(shown, tables["highest"], ends[-1], ends[:-1], names),
     }
-    return [save(figure, out, f"{case.name}-{name}", _caption(name, case)) for name, figure in figures.items()]
+    of_the_paper = f" (Figures {case.figures} of the paper)" if case.figures else ""
+    about = f"Test input {case.index}, {case.title}{of_the_paper}."
+    return [save(figure, out, f"{case.name}-{name}", f"{_CAPTIONS[name]}. {about}") for name, figure in figures.items()]
 
 
 def save(figure: Any, out: Path, name: str, caption: str) -> SavedFigure:
@@ -87,35 +107,6 @@ def save(figure: Any, out: Path, name: str, caption: str) -> SavedFigure:
     for suffix in ("png", "pdf"):
         figure.savefig(out / FIGURES / f"{name}.{suffix}")
     return SavedFigure(Path(FIGURES) / f"{name}.png", caption)
-
-
-def _caption(name: str, case: SelectedInput) -> str:
-    what = {
-        "attention": "The 500 highest attention weights (absolute values) of each class, in descending order",
-        "totals": "Attention weights (absolute values) summed over all slots of each class",
-        "images": "The training images with the highest attention: single visits, and summed over all visits",
-        "time": "Where in training time the 500 slots with the highest attention lie",
-    }
-    of_the_paper = f" (Figures {case.figures} of the paper)" if case.figures else ""
-    return f"{what[name]}. Test input {case.index}, {case.title}{of_the_paper}."
-
-
-def _shown(case: SelectedInput) -> plots.Case:
-    image = _pictures(case.task.test.raw[case.index], case.task)
-    return plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
-
-
-def _top_images(tables: dict[str, dict[str, dualform.Table]], tasks: Sequence[Task]) -> Iterator[plots.TopImages]:
-    raw = training_images(tasks)
-    for layer, visits in tables["visits"].items():
-        images = tables["images"][layer]
-        yield plots.TopImages(
-            layer=layer,
-            visits=visits,
-            visit_images=_pictures(raw[visits["id"]], tasks[0]),
-            images=images,
-            image_images=_pictures(raw[images["id"]], tasks[0]),
-        )
 
 
 def _pictures(raw: Tensor, task: Task) -> NDArray[Any]:

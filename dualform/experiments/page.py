@@ -32,60 +32,50 @@ class Section:
 
 def to_markdown(title: str, sections: Sequence[Section]) -> str:
     """Return a page as Markdown."""
-    return "\n\n".join([f"# {title}", *(_markdown(section) for section in sections)]) + "\n"
-
-
-def _markdown(section: Section) -> str:
-    parts = [f"## {escape_markdown(section.title)}"]
-    if section.text:
-        parts += [escape_markdown(paragraph) for paragraph in section.text.split("\n\n")]
-    if section.columns:
-        lines = [section.columns, ["---", *["---:"] * (len(section.columns) - 1)], *section.rows]
-        parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
-    parts += [f"### {excerpts.title}\n\n{_markdown_excerpts(excerpts)}" for excerpts in section.excerpts]
-    parts += [f"![{figure.caption}]({figure.file.as_posix()})\n\n{figure.caption}" for figure in section.figures]
-    return "\n\n".join(parts)
-
-
-def _markdown_excerpts(excerpts: Excerpts) -> str:
-    lines = [
-        "|  | passage | where, attention |",
-        "| --- | --- | --- |",
-        f"| query | {passage_markdown(excerpts.query)} |  |",
-    ]
-    for rank, passage in enumerate(excerpts.passages, start=1):
-        lines.append(f"| top-{rank} | {passage_markdown(passage)} | {escape_markdown(caption(passage))} |")
-    return "\n".join(lines)
+    parts = [f"# {title}"]
+    for section in sections:
+        parts.append(f"## {escape_markdown(section.title)}")
+        if section.text:
+            parts += [escape_markdown(paragraph) for paragraph in section.text.split("\n\n")]
+        if section.columns:
+            lines = [section.columns, ["---", *["---:"] * (len(section.columns) - 1)], *section.rows]
+            parts.append("\n".join("| " + " | ".join(line) + " |" for line in lines))
+        for excerpts in section.excerpts:
+            rows = [
+                "|  | passage | where, attention |",
+                "| --- | --- | --- |",
+                f"| query | {passage_markdown(excerpts.query)} |  |",
+            ]
+            for rank, passage in enumerate(excerpts.passages, start=1):
+                rows.append(f"| top-{rank} | {passage_markdown(passage)} | {escape_markdown(caption(passage))} |")
+            parts.append(f"### {excerpts.title}\n\n" + "\n".join(rows))
+        parts += [f"![{figure.caption}]({figure.file.as_posix()})\n\n{figure.caption}" for figure in section.figures]
+    return "\n\n".join(parts) + "\n"
 
 
 def to_html(title: str, sections: Sequence[Section]) -> str:
     """Return a page as HTML that needs no server and no network, only the figures beside it."""
     contents = "".join(f'<li><a href="#{n}">{escape(section.title)}</a></li>' for n, section in enumerate(sections))
-    body = "".join(_html(number, section) for number, section in enumerate(sections))
+    body = ""
+    for number, section in enumerate(sections):
+        body += f'<section id="{number}"><h2>{escape(section.title)}</h2>'
+        body += "".join(f"<p>{escape(text)}</p>" for text in section.text.split("\n\n") if text)
+        if section.columns:
+            head = "".join(f"<th>{escape(name)}</th>" for name in section.columns)
+            rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in section.rows)
+            cells = "".join(f"<tr>{row}</tr>" for row in rows)
+            body += f"<table><thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table>"
+        for excerpts in section.excerpts:
+            body += f"<h3>{escape(excerpts.title)}</h3>{to_snippet(excerpts.passages, excerpts.query)}"
+        for figure in section.figures:
+            words = escape(figure.caption)
+            body += (
+                f'<figure><a href="{escape(figure.file.with_suffix(".pdf").as_posix())}">'
+                f'<img src="{escape(figure.file.as_posix())}" alt="{words}" loading="lazy"></a>'
+                f"<figcaption>{words}</figcaption></figure>"
+            )
+        body += "</section>"
     return _PAGE.format(title=escape(title), contents=contents, body=body)
-
-
-def _html(number: int, section: Section) -> str:
-    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in section.text.split("\n\n") if text)
-    figures = "".join(
-        f'<figure><a href="{escape(figure.file.with_suffix(".pdf").as_posix())}">'
-        f'<img src="{escape(figure.file.as_posix())}" alt="{escape(figure.caption)}" loading="lazy"></a>'
-        f"<figcaption>{escape(figure.caption)}</figcaption></figure>"
-        for figure in section.figures
-    )
-    excerpts = "".join(
-        f"<h3>{escape(part.title)}</h3>{to_snippet(part.passages, part.query)}" for part in section.excerpts
-    )
-    content = f"{paragraphs}{_html_table(section)}{excerpts}{figures}"
-    return f'<section id="{number}"><h2>{escape(section.title)}</h2>{content}</section>'
-
-
-def _html_table(section: Section) -> str:
-    if not section.columns:
-        return ""
-    head = "".join(f"<th>{escape(name)}</th>" for name in section.columns)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in section.rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 _PAGE = """<!doctype html>

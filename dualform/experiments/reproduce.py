@@ -7,8 +7,8 @@ Each network is trained, recorded, certified and asked; figures are drawn of the
 gigabytes, so it is deleted after its questions are answered, unless the user wants to keep it.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -18,7 +18,6 @@ from torch import nn
 import dualform
 from dualform import plots
 from dualform.datasets import image_catalogue
-from dualform.datasets.images import ImageSet
 from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import select_named, select_paper_cases
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent_stage, write
@@ -48,63 +47,45 @@ def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, sta
         stage: shows the progress of each stage.
     """
     plots.require_matplotlib()
-    names = names_of_tasks(experiment, options.dataset)
-    plan = make_plan(experiment, options, tasks([_load(name, options.data, stage) for name in names]))
+    sets = []
+    for name in names_of_tasks(experiment, options.dataset):
+        with stage(f"loading {name}", 100) as done:
+            sets.append(image_catalogue.load(name, options.data, per_cent(done)))
+    plan = make_plan(experiment, options, tasks(sets))
     # Raises for a wrong number now, not after the training: any predictions will do for that.
     select_named(options.index, plan.tasks, [task.test.labels for task in plan.tasks])
     out.mkdir(parents=True, exist_ok=True)
     networks, illustrations = [], Illustrations([])
     for seed in range(options.seeds):
-        with _place(out, seed, options.keep_run) as path:
-            at = _numbered(stage, seed, options.seeds)
-            trained, memory = _train(plan, seed, path, at)
-            networks.append(_question(plan, seed, trained, memory, at))
+        prefix = f"network {seed + 1} of {options.seeds}: " if options.seeds > 1 else ""
+        temporary = partial(TemporaryDirectory[str], prefix=".run-", dir=out, ignore_cleanup_errors=True)
+        with nullcontext(str(out / RUNS)) if options.keep_run else temporary() as directory:
+            path = Path(directory) / f"seed-{seed}"
+            with stage(f"{prefix}training", plan.ends[-1]) as done:
+                trained = train(plan.phases, plan.hparams, seed=seed, path=path, progress=done)
+            if options.keep_run:
+                save_test_sets(path, plan.tasks)
+            memory = dualform.load(path)
+            networks.append(_measure(plan, seed, trained, memory, stage, prefix))
             if seed == 0:
-                with at("drawing figures", 1):
+                with stage(f"{prefix}drawing figures", 1):
                     illustrations = _draw(plan, memory, trained.model, networks[0], out)
-        outcome = _written(out, ImageResults(plan, networks, illustrations))
+        results = ImageResults(plan, networks, illustrations)
+        content = document(results)
+        outcome = write(out, results.title, content, sections(results, content))
     return outcome
 
 
-def _load(name: str, data: Path | None, stage: Stage) -> ImageSet:
-    with stage(f"loading {name}", 100) as done:
-        return image_catalogue.load(name, data, per_cent(done))
-
-
-@contextmanager
-def _place(out: Path, seed: int, keep: bool) -> Iterator[Path]:
-    """Yield the path for a run, which is kept or deleted at the end."""
-    if keep:
-        yield out / RUNS / f"seed-{seed}"
-        return
-    with TemporaryDirectory(prefix=".run-", dir=out, ignore_cleanup_errors=True) as directory:
-        yield Path(directory) / "run"
-
-
-def _numbered(stage: Stage, seed: int, seeds: int) -> Stage:
-    """Return stages whose descriptions say which network they are about."""
-    prefix = f"network {seed + 1} of {seeds}: " if seeds > 1 else ""
-    return lambda what, steps: stage(prefix + what, steps)
-
-
-def _train(plan: ImagePlan, seed: int, path: Path, stage: Stage) -> tuple[TrainedClassifier, dualform.Memory]:
-    with stage("training", plan.ends[-1]) as done:
-        trained = train(plan.phases, plan.hparams, seed=seed, path=path, progress=done)
-    if plan.options.keep_run:
-        save_test_sets(path, plan.tasks)
-    return trained, dualform.load(path)
-
-
-def _question(
-    plan: ImagePlan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage
+def _measure(
+    plan: ImagePlan, seed: int, trained: TrainedClassifier, memory: dualform.Memory, stage: Stage, prefix: str
 ) -> NetworkResults:
-    """Certify a network, and measure on whole test sets what the paper measures."""
+    """Certify a network, and measure on whole test sets what the paper measures; `prefix` begins names of stages."""
     name, model = plan.experiment.name, trained.model
     began = perf_counter()
-    with stage("verifying", 1):
+    with stage(f"{prefix}verifying", 1):
         certificate = memory.verify()
     verified = perf_counter()
-    with stage("asking about the test set", 1):
+    with stage(f"{prefix}asking about the test set", 1):
         table = table1.measure(memory, model, plan.tasks[0]) if name == "single" else None
         views = continual.accuracies(memory, model, plan.tasks, plan.ends[0]) if name == "continual" else None
     seconds = {"training": trained.seconds, "verifying": verified - began, "asking": perf_counter() - verified}
@@ -139,8 +120,3 @@ def _draw(
         [continual.predict_muted(memory, model, case, tasks[1]) for case in mistaken],
         {layer: matrix.tolist() for layer, matrix in matrices.items()},
     )
-
-
-def _written(out: Path, results: ImageResults) -> Outcome:
-    content = document(results)
-    return write(out, results.title, content, sections(results, content))

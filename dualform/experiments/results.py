@@ -46,8 +46,21 @@ class NetworkResults:
 
 @dataclass(frozen=True)
 class CaseFigures:
+    """A test input and the figures about it."""
+
     case: SelectedInput
     figures: list[SavedFigure]
+
+    def to_dict(self) -> dict[str, Any]:
+        names = self.case.task.class_names
+        return {
+            "task": self.case.task.name,
+            "index": self.case.index,
+            "true": names[self.case.true],
+            "predicted": names[self.case.predicted],
+            "figures_of_the_paper": self.case.figures or None,
+            "figures": [figure.file.as_posix() for figure in self.figures],
+        }
 
 
 @dataclass(frozen=True)
@@ -90,16 +103,25 @@ class ImageResults:
 def document(results: ImageResults) -> dict[str, Any]:
     """Return the results as data: `accuracy`, `table1`, and so on; numbers over networks have `mean` and `std`."""
     networks, plan = results.networks, results.plan
+    accuracies: list[Any] = [network.views or network.accuracies[-1] for network in networks]
+    if len(plan.tasks) == 1:
+        accuracies = [by_task[plan.tasks[0].name] for by_task in accuracies]
     content: dict[str, Any] = {
         "experiment": plan.experiment.name,
         "dataset": plan.options.dataset,
         "tasks": [task.name for task in plan.tasks],
         "steps": [phase.steps for phase in plan.phases],
         "seeds": len(networks),
-        "accuracy": _accuracy(results),
+        "accuracy": spread(accuracies),
     }
     if results.with_table1:
-        content |= _table1(networks)
+        tables = [network.table1 for network in networks if network.table1 is not None]
+        content["table1"] = spread([table.attention for table in tables])
+        content["table1_valued"] = spread([table.valued for table in tables])
+        content["baselines"] = {
+            "nearest_mean": spread([table.nearest_mean for table in tables]),
+            "frequency": spread([table.frequency for table in tables]),
+        }
     if results.with_views:
         content["after_first_task"] = spread([network.accuracies[0] for network in networks])
         content["stories"] = [muted.to_dict() for muted in results.illustrations.muted]
@@ -110,28 +132,9 @@ def document(results: ImageResults) -> dict[str, Any]:
             content["paper"]["table1"] = spread_of_paper()
     content["certificates"] = [{"seed": network.seed, **_certificate(network.certificate)} for network in networks]
     content["seconds"] = [{"seed": network.seed, **network.seconds} for network in networks]
-    content["cases"] = [_case(drawn) for drawn in results.illustrations.cases]
+    content["cases"] = [drawn.to_dict() for drawn in results.illustrations.cases]
     content["figures"] = [figure.file.as_posix() for figure in results.illustrations.general]
     return content
-
-
-def _accuracy(results: ImageResults) -> Any:
-    if results.with_views:
-        return spread([network.views for network in results.networks])
-    last = [network.accuracies[-1] for network in results.networks]
-    return spread([next(iter(by_task.values())) for by_task in last] if len(results.plan.tasks) == 1 else last)
-
-
-def _table1(networks: Sequence[NetworkResults]) -> dict[str, Any]:
-    tables = [network.table1 for network in networks if network.table1 is not None]
-    return {
-        "table1": spread([table.attention for table in tables]),
-        "table1_valued": spread([table.valued for table in tables]),
-        "baselines": {
-            "nearest_mean": spread([table.nearest_mean for table in tables]),
-            "frequency": spread([table.frequency for table in tables]),
-        },
-    }
 
 
 def spread(values: Sequence[Any]) -> Any:
@@ -162,16 +165,4 @@ def _certificate(certificate: dualform.Certificate) -> dict[str, Any]:
         "relative_error": layers,
         "steps_audited": certificate.steps_audited,
         "worst_residual": certificate.worst_residual,
-    }
-
-
-def _case(drawn: CaseFigures) -> dict[str, Any]:
-    case, names = drawn.case, drawn.case.task.class_names
-    return {
-        "task": case.task.name,
-        "index": case.index,
-        "true": names[case.true],
-        "predicted": names[case.predicted],
-        "figures_of_the_paper": case.figures or None,
-        "figures": [figure.file.as_posix() for figure in drawn.figures],
     }

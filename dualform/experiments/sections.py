@@ -1,11 +1,10 @@
 """Results of the image experiments as sections of a page, with the paper's numbers beside ours."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dualform.experiments import table1
-from dualform.experiments.cases import SelectedInput
-from dualform.experiments.continual import MutedPredictions, most_likely
+from dualform.experiments.continual import most_likely
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, ImageResults
 
@@ -29,7 +28,8 @@ def sections(results: ImageResults, content: Mapping[str, Any]) -> list[Section]
     if results.with_views:
         parts.append(_forgetting_section(results))
     parts.append(_certificate_section(content))
-    parts += [Section(_heading(drawn.case), figures=drawn.figures) for drawn in results.illustrations.cases]
+    for drawn in results.illustrations.cases:
+        parts.append(Section(f"{drawn.case.title} (test input {drawn.case.index})", figures=drawn.figures))
     return parts
 
 
@@ -50,27 +50,20 @@ def _what_was_done(results: ImageResults) -> str:
 
 
 def _accuracy_section(results: ImageResults, content: Mapping[str, Any]) -> Section:
-    paper = content.get("paper", {}).get("accuracy")
-    rows = [[name, *_compared(value, of_paper)] for name, value, of_paper in _accuracies(results, content, paper)]
-    return Section("Accuracy", "On the test set, in per cent.", ("", "paper", "here", "difference"), rows)
-
-
-def _accuracies(
-    results: ImageResults, content: Mapping[str, Any], paper: Any
-) -> Iterator[tuple[str, Any, float | None]]:
-    """Yield name, our accuracy, and the paper's accuracy."""
-    here, names = content["accuracy"], content["tasks"]
+    here, tasks, paper = content["accuracy"], content["tasks"], content.get("paper", {}).get("accuracy", {})
+    rows = []
     if results.with_views:
         for view, description in VIEWS.items():
-            for task in names:
-                yield f"{task}, {description}", here[view][task], (paper or {}).get(view, {}).get(task)
-        measured = content["after_first_task"][names[0]]
-        yield f"{names[0]}, measured in training after the first task", measured, None
-    elif len(names) == 1:
-        yield names[0], here, paper
+            for task in tasks:
+                name = f"{task}, {description}"
+                rows.append([name, *_compared(here[view][task], paper.get(view, {}).get(task))])
+        measured = content["after_first_task"][tasks[0]]
+        rows.append([f"{tasks[0]}, measured in training after the first task", *_compared(measured, None)])
+    elif len(tasks) == 1:
+        rows.append([tasks[0], *_compared(here, paper or None)])
     else:
-        for task in names:
-            yield task, here[task], (paper or {}).get(task)
+        rows += [[task, *_compared(here[task], paper.get(task))] for task in tasks]
+    return Section("Accuracy", "On the test set, in per cent.", ("", "paper", "here", "difference"), rows)
 
 
 def _compared(here: Mapping[str, Any], paper: float | None, paper_std: float | None = None) -> list[str]:
@@ -123,37 +116,40 @@ def _forgetting_section(results: ImageResults) -> Section:
         "first task and muting the second one differ a little: with momentum, what the first task had gathered is "
         "still paid out in the steps after it, so its last slots count for more in the full run than at that moment."
     )
-    paragraphs = [text, *(_muted_text(muted) for muted in results.illustrations.muted)]
+    paragraphs = [text]
+    for muted in results.illustrations.muted:
+        case, true, task = muted.case, muted.case.task.class_names[muted.case.true], muted.muted_task
+        before, after, without_task = (
+            _prediction(probabilities, true) for probabilities in (muted.before, muted.after, muted.without_task)
+        )
+        text = (
+            f"Test input {case.index} of {case.task.name} is a {true}. The network says {before}. With nothing muted "
+            f"but the class {muted.muted_class!r} of {task}, which shares that output, it says {after}. With all of "
+            f"{task} muted, it says {without_task}."
+        )
+        if most_likely(muted.after) != true and most_likely(muted.without_task) == true:
+            text += (
+                " So it is not that class's doing alone: classes trained side by side balance each other at every "
+                "output, and one of them taken out leaves the others unbalanced."
+            )
+        paragraphs.append(text)
     figures = results.illustrations.general
     return Section("What was forgotten, and what brings it back", "\n\n".join(paragraphs), figures=figures)
 
 
-def _muted_text(muted: MutedPredictions) -> str:
-    case, true = muted.case, muted.case.task.class_names[muted.case.true]
-
-    def describe(probabilities: Mapping[str, float]) -> str:
-        predicted = most_likely(probabilities)
-        own = "" if predicted == true else f", and {true} with {probabilities[true]:.2f}"
-        return f"{predicted} with probability {probabilities[predicted]:.2f}{own}"
-
-    text = (
-        f"Test input {case.index} of {case.task.name} is a {true}. The network says {describe(muted.before)}. "
-        f"With nothing muted but the class {muted.muted_class!r} of {muted.muted_task}, which shares that output, it "
-        f"says {describe(muted.after)}. With all of {muted.muted_task} muted, it says {describe(muted.without_task)}."
-    )
-    if most_likely(muted.after) != true and most_likely(muted.without_task) == true:
-        text += (
-            " So it is not that class's doing alone: classes trained side by side balance each other at every output, "
-            "and one of them taken out leaves the others unbalanced."
-        )
-    return text
+def _prediction(probabilities: Mapping[str, float], true: str) -> str:
+    predicted = most_likely(probabilities)
+    own = "" if predicted == true else f", and {true} with {probabilities[true]:.2f}"
+    return f"{predicted} with probability {probabilities[predicted]:.2f}{own}"
 
 
 def _certificate_section(content: Mapping[str, Any]) -> Section:
     rows = []
     for certificate, seconds in zip(content["certificates"], content["seconds"], strict=True):
         errors = [f"{error:.1e}" for error in certificate["relative_error"].values()]
-        times = [_rounded(seconds[name]) for name in ("training", "verifying", "asking")]
+        # A dash for the experiments in which nothing is asked about whole test sets.
+        spent = [seconds[name] for name in ("training", "verifying", "asking")]
+        times = [f"{value:.0f}" if value >= 0.5 else "–" for value in spent]
         rows.append([str(certificate["seed"]), "exact" if certificate["ok"] else "NOT EXACT", *errors, *times])
     layers = content["certificates"][0]["relative_error"]
     text = (
@@ -162,12 +158,3 @@ def _certificate_section(content: Mapping[str, Any]) -> Section:
     )
     columns = ("seed", "certificate", *layers, "training, recorded (s)", "verifying (s)", "test set (s)")
     return Section("Exactness and time", text, columns, rows)
-
-
-def _rounded(seconds: float) -> str:
-    """Format seconds; a dash for the experiments in which nothing is asked about whole test sets."""
-    return f"{seconds:.0f}" if seconds >= 0.5 else "–"
-
-
-def _heading(case: SelectedInput) -> str:
-    return f"{case.title} (test input {case.index})"

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -105,10 +104,16 @@ def train(
     optimizer = torch.optim.SGD(model.parameters(), lr=hparams.lr, momentum=hparams.momentum)
     generator = torch.Generator().manual_seed(seed)
     tasks = list({task.name: task for phase in phases for task in phase.tasks}.values())
+    about = {
+        "model": hparams.model,
+        "inputs": INPUTS,
+        "class_names": {task.name: list(task.class_names) for task in tasks},
+        "image_shape": list(tasks[0].image_shape),
+    }
     accuracies, began, tested = [], perf_counter(), 0.0
     with (
         one_thread() if hparams.small else nullcontext(),
-        dualform.record(model, optimizer, path, about=_about(hparams, tasks)) as recorder,
+        dualform.record(model, optimizer, path, about=about) as recorder,
     ):
         for phase in phases:
             for batch in _batches(phase, hparams.batch, generator):
@@ -125,15 +130,6 @@ def train(
     return TrainedClassifier(model, accuracies, perf_counter() - began - tested)
 
 
-def _about(hparams: ImageHyperparameters, tasks: Sequence[Task]) -> dict[str, Any]:
-    return {
-        "model": hparams.model,
-        "inputs": INPUTS,
-        "class_names": {task.name: list(task.class_names) for task in tasks},
-        "image_shape": list(tasks[0].image_shape),
-    }
-
-
 @dataclass(frozen=True)
 class _Batch:
     images: Tensor
@@ -145,23 +141,19 @@ class _Batch:
 def _batches(phase: Phase, size: int, generator: torch.Generator) -> Iterator[_Batch]:
     """Yield batches of shuffled examples of all tasks of a phase."""
     sizes = [len(task.train) for task in phase.tasks]
-    for rows in epochs(sum(sizes), size, phase.steps, generator):
-        yield _batch(phase.tasks, sizes, rows)
-
-
-def _batch(tasks: Sequence[Task], sizes: list[int], rows: Tensor) -> _Batch:
-    """Return the examples with these row numbers through all tasks, task by task: a batch has no order."""
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    own = [
-        rows[(rows >= start) & (rows < start + count)] - start for start, count in zip(starts, sizes, strict=True)
-    ]  # fmt: skip
-    parts = [(task, rows) for task, rows in zip(tasks, own, strict=True) if len(rows)]
-    return _Batch(
-        images=torch.cat([task.train.images[rows] for task, rows in parts]),
-        labels=torch.cat([task.train.labels[rows] for task, rows in parts]),
-        ids=torch.cat([task.train.first_id + rows for task, rows in parts]),
-        tasks=[task.name for task, rows in parts for _ in range(len(rows))],
-    )
+    for rows in epochs(sum(sizes), size, phase.steps, generator):
+        parts = []  # a batch has no order: its examples come task by task
+        for task, start, count in zip(phase.tasks, starts, sizes, strict=True):
+            own = rows[(rows >= start) & (rows < start + count)] - start
+            if len(own):
+                parts.append((task, own))
+        yield _Batch(
+            images=torch.cat([task.train.images[own] for task, own in parts]),
+            labels=torch.cat([task.train.labels[own] for task, own in parts]),
+            ids=torch.cat([task.train.first_id + own for task, own in parts]),
+            tasks=[task.name for task, own in parts for _ in range(len(own))],
+        )
 
 
 def predictions(model: nn.Module, images: Tensor) -> Tensor:

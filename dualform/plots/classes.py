@@ -82,7 +82,22 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
         bars = np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)  # NaN: no slots
         colours = [_colour(key, case, tasks) for key in tasks.classes()]
         axes.bar(range(len(bars)), bars, width=_CLASS_WIDTH, color=colours)
-        _mark_largest(axes, bars, case, tasks)
+        for empty in np.flatnonzero(np.isnan(bars)).tolist():
+            axes.text(empty, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
+        largest = int(np.nanargmax(bars))
+        axes.annotate(
+            "▼", (largest, max(bars[largest], 0)), (0, 1), textcoords="offset points", ha="center", va="bottom",
+            fontsize=SMALL, color=INK,
+        )  # fmt: skip
+        axes.margins(y=0.16)  # space for the mark
+        task, label = tasks.classes()[largest]
+        relation = "neither predicted nor true"
+        if label == case.predicted:
+            relation = "as predicted" if task == case.task else "same output as predicted"
+        elif label == case.true:
+            relation = "the true class" if task == case.task else "same output as the true class"
+        words = f"largest: {tasks.full_name((task, label))}, {relation}"
+        axes.set_title(words, loc="right", fontsize=LABEL, color=INK)
     return figure
 
 
@@ -115,22 +130,3 @@ def _stacked(
     middle = (below + _PANEL_HEIGHT * len(layers) / 2) / height  # of the panels without the names
     body.supylabel(unit, y=middle, fontsize=LABEL, color=INK)
     return figure, panels
-
-
-def _mark_largest(axes: "Axes", bars: Array, case: Case, tasks: Tasks) -> None:
-    place = int(np.nanargmax(bars))
-    for empty in np.flatnonzero(np.isnan(bars)).tolist():
-        axes.text(empty, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
-    axes.annotate(
-        "▼", (place, max(bars[place], 0)), (0, 1), textcoords="offset points", ha="center", va="bottom",
-        fontsize=SMALL, color=INK,
-    )  # fmt: skip
-    axes.margins(y=0.16)  # room for the mark
-    task, label = tasks.classes()[place]
-    relation = "neither predicted nor true"
-    if label == case.predicted:
-        relation = "as predicted" if task == case.task else "same output as predicted"
-    elif label == case.true:
-        relation = "the true class" if task == case.task else "same output as the true class"
-    words = f"largest: {tasks.full_name((task, label))}, {relation}"
-    axes.set_title(words, loc="right", fontsize=LABEL, color=INK)

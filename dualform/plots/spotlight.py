@@ -9,7 +9,6 @@ from dualform.plots.subject import Array, Subject, draw_image, draw_subject, set
 from dualform.table import Table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _CAPTION = (
@@ -58,10 +57,21 @@ def spotlight_figure(
     set_heading(middle, "training images with the highest attention")
     set_heading(right, "total attention per class")
     pictures = middle.subplots(len(rows), shown, squeeze=False)
-    for row, axes, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
-        _draw_row(axes, row, by, subject)
+    colours = subject.colours()
+    for row, places, bars in zip(rows, pictures, right.subplots(len(rows), 1, squeeze=False)[:, 0], strict=True):
+        places[0].set_ylabel(f"layer\n{row.layer}", fontsize=10, fontweight="bold", color=INK, labelpad=8)
+        for axes, image, facts in zip(places, row.images, row.top.rows(), strict=False):
+            colour = colours.get(facts[by], FAINT)
+            draw_image(axes, image, colour)
+            axes.set_title(f"{by} {facts[by]}", fontsize=9, fontweight="bold", color=colour, pad=3)
+            # The step of several visits is that of the first.
+            visits = f"{facts['visits']} visits\nfirst at " if "visits" in facts else ""
+            words = f"score {caption_number(facts['score'])}\n{visits}step {facts['step']}"
+            axes.set_xlabel(words, fontsize=7.5, color=INK, labelpad=2)
+        for axes in places[len(row.top) :]:
+            axes.set_axis_off()
         style_axes(bars)
-        classes, colours = row.totals[by].tolist(), subject.colours()
+        classes = row.totals[by].tolist()
         bars.bar(
             range(len(classes)), row.totals["total"], width=0.78, color=[colours.get(name, REST) for name in classes]
         )
@@ -70,17 +80,3 @@ def spotlight_figure(
             if name in colours:
                 tick.set(color=colours[name], fontweight="bold")
     return figure
-
-
-def _draw_row(pictures: Sequence["Axes"], row: LayerRow, by: str, subject: Subject) -> None:
-    pictures[0].set_ylabel(f"layer\n{row.layer}", fontsize=10, fontweight="bold", color=INK, labelpad=8)
-    for axes, image, facts in zip(pictures, row.images, row.top.rows(), strict=False):
-        colour = subject.colours().get(facts[by], FAINT)
-        draw_image(axes, image, colour)
-        axes.set_title(f"{by} {facts[by]}", fontsize=9, fontweight="bold", color=colour, pad=3)
-        # The step of several visits is that of the first.
-        visits = f"{facts['visits']} visits\nfirst at " if "visits" in facts else ""
-        words = f"score {caption_number(facts['score'])}\n{visits}step {facts['step']}"
-        axes.set_xlabel(words, fontsize=7.5, color=INK, labelpad=2)
-    for axes in pictures[len(row.top) :]:
-        axes.set_axis_off()

@@ -121,16 +121,15 @@ def _pieces(passage: Passage) -> Iterator[tuple[str, Mark | None]]:
 
 
 def _visible(words: str, marked: bool = False) -> str:
-    signs = "".join(_sign(character, marked) for character in words)
+    signs = ""
+    for character in words:
+        if character.isspace():
+            signs += _SPACES.get(character, "␣") if marked else " "
+        elif character.isprintable() or character in _JOINERS:
+            signs += character
+        else:  # U+2400 on: pictures of control characters
+            signs += chr(0x2400 + ord(character)) if character < " " else "�"
     return signs or "∅" if marked else signs
-
-
-def _sign(character: str, marked: bool) -> str:
-    if character.isspace():
-        return _SPACES.get(character, "␣") if marked else " "
-    if character.isprintable() or character in _JOINERS:
-        return character
-    return chr(0x2400 + ord(character)) if character < " " else "�"  # U+2400 on: pictures of control characters
 
 
 def _escape_line_start(markdown: str) -> str:

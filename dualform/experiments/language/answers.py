@@ -31,6 +31,10 @@ class LayerPassages:
     summed: list[Passage]  # attention summed over all visits to a position
     single: list[Passage] | None  # attention to single updates, which a merged memory does not have
 
+    def to_dict(self) -> dict[str, Any]:
+        single = None if self.single is None else [passage.to_dict() for passage in self.single]
+        return {"summed": [passage.to_dict() for passage in self.summed], "single": single}
+
 
 @dataclass(frozen=True)
 class NextToken:
@@ -52,13 +56,8 @@ class PromptAnswer:
         return {
             "prompt": list(self.prompt.tokens),
             "expected": [asdict(token) for token in self.expected],
-            "layers": {name: _plain(layer) for name, layer in self.layers.items()},
+            "layers": {name: layer.to_dict() for name, layer in self.layers.items()},
         }
-
-
-def _plain(layer: LayerPassages) -> dict[str, Any]:
-    single = None if layer.single is None else [passage.to_dict() for passage in layer.single]
-    return {"summed": [passage.to_dict() for passage in layer.summed], "single": single}
 
 
 def ask(
@@ -94,7 +93,11 @@ def ask(
         ranked = [passages(text, table, most) for table in (tables[0].without("step"), *tables[1:])]
         by_layer[name] = LayerPassages(ranked[0], None if merged else ranked[1])
     query = prompt_passage([text.vocabulary[number] for number in ids.tolist()], text.separator)
-    return PromptAnswer(query, _likeliest(model, tokens, text), by_layer)
+    probabilities = torch.softmax(next_logits(model, tokens)[0], dim=0)  # (vocabulary,)
+    likeliest = probabilities.topk(min(_MAX_NEXT_TOKENS, len(text.vocabulary)))
+    pairs = zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+    expected = [NextToken(text.vocabulary[number], probability) for number, probability in pairs]
+    return PromptAnswer(query, expected, by_layer)
 
 
 def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
@@ -104,9 +107,3 @@ def next_logits(model: nn.Module, prompts: Tensor) -> Tensor:
         output = model(prompts)
     logits: Tensor = output[0] if isinstance(output, tuple) else output  # (prompts, time, vocabulary)
     return logits[:, -1].float()
-
-
-def _likeliest(model: nn.Module, prompt: Tensor, text: Text) -> list[NextToken]:
-    best = torch.softmax(next_logits(model, prompt)[0], dim=0).topk(min(_MAX_NEXT_TOKENS, len(text.vocabulary)))
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return [NextToken(text.vocabulary[number], probability) for number, probability in pairs]

@@ -46,30 +46,27 @@ class Quality:
 
 def measure(memory: dualform.Memory, model: LanguageModel, text: Text, test: Text, seed: int = 0) -> Quality:
     """Measure hit rates for random prompts from the test text."""
-    prompts = _prompts(test, seed)
+    prompts = sample_prompts(test, seed)
     queries = prompts[:, -1].numpy()  # (queries,)
     expected: NDArray[np.int64] = next_logits(model, prompts).argmax(dim=1).numpy()
     table = memory.attend(model, prompts, rows=-1)[LAYER].top(TOP, per=POSITION)
     query, position = table["query"], table[POSITION]
     hits, following = text.ids[position] == queries[query], text.ids[position + 1] == expected[query]
+    frequency = np.bincount(text.ids, minlength=len(text.vocabulary)) / len(text)
     return Quality(
         queries=len(prompts),
         attention=HitRates(float(hits.mean()), float(following.mean())),
         embedding=_by_embedding(model, text, queries, expected),
-        anywhere=_anywhere(text, queries, expected),
+        anywhere=HitRates(float(frequency[queries].mean()), float(frequency[expected].mean())),
     )
 
 
-def _prompts(test: Text, seed: int) -> Tensor:
-    """Return random prompts, (queries, context)."""
+def sample_prompts(test: Text, seed: int) -> Tensor:
+    """Return random prompts from the test text, (queries, context)."""
     context = min(_CONTEXT[test.separator], len(test))
-    ends = np.random.default_rng(seed).choice(len(test) - context + 1, min(QUERIES, len(test) - context + 1), False)
-    return torch.from_numpy(test.ids)[torch.from_numpy(ends)[:, None] + torch.arange(context)]
-
-
-def _anywhere(text: Text, queries: NDArray[np.int64], expected: NDArray[np.int64]) -> HitRates:
-    frequency = np.bincount(text.ids, minlength=len(text.vocabulary)) / len(text)
-    return HitRates(float(frequency[queries].mean()), float(frequency[expected].mean()))
+    starts = len(test) - context + 1
+    chosen = torch.from_numpy(np.random.default_rng(seed).choice(starts, min(QUERIES, starts), False))
+    return torch.from_numpy(test.ids)[chosen[:, None] + torch.arange(context)]
 
 
 def _by_embedding(
@@ -81,29 +78,17 @@ def _by_embedding(
     count = np.bincount(text.ids[:-1], minlength=len(text.vocabulary))
     pairs, counts = np.unique(np.stack([text.ids[:-1], text.ids[1:]]), axis=1, return_counts=True)
     pair_count = dict(zip(zip(*pairs.tolist(), strict=True), counts.tolist(), strict=True))  # (token, next) -> count
-    shares = [
-        _top_shares(np.argsort(-row, kind="stable"), count, token, following, pair_count)
-        for row, token, following in zip(cosines, queries.tolist(), expected.tolist(), strict=True)
-    ]
-    token, following = np.array(shares).mean(axis=0)
-    return HitRates(float(token), float(following))
-
-
-def _top_shares(
-    order: NDArray[np.int64],
-    count: NDArray[np.int64],
-    query: int,
-    expected: int,
-    pair_count: dict[tuple[int, int], int],
-) -> tuple[float, float]:
-    """Return the shares of the TOP positions, taken from the positions of one token after the other."""
-    left, hits, following = float(TOP), 0.0, 0.0
-    for token in order.tolist():
-        taken = min(left, float(count[token]))
-        if taken:
-            hits += taken * (token == query)
-            following += taken * pair_count.get((token, expected), 0) / count[token]
-            left -= taken
-        if not left:
-            break
-    return hits / TOP, following / TOP
+    shares = []
+    for row, query, following in zip(cosines, queries.tolist(), expected.tolist(), strict=True):
+        left, same, next_same = float(TOP), 0.0, 0.0
+        for token in np.argsort(-row, kind="stable").tolist():
+            taken = min(left, float(count[token]))
+            if taken:
+                same += taken * (token == query)
+                next_same += taken * pair_count.get((token, following), 0) / count[token]
+                left -= taken
+            if not left:
+                break
+        shares.append((same / TOP, next_same / TOP))
+    hits, followed = np.array(shares).mean(axis=0)
+    return HitRates(float(hits), float(followed))

@@ -13,7 +13,6 @@ from time import perf_counter
 import dualform
 from dualform.datasets import corpus as corpora
 from dualform.datasets import text_catalogue, tokens
-from dualform.datasets.corpus import Corpus
 from dualform.errors import QueryError
 from dualform.experiments.language.answers import ask
 from dualform.experiments.language.plan import LanguageExperiment, LanguageOptions, PromptQuery, hyperparameters_for
@@ -40,7 +39,11 @@ def reproduce(
         out: directory for the results.
         stage: shows the progress of each stage.
     """
-    corpus = _load(options, stage)
+    if options.text is not None:
+        corpus = corpora.from_file(options.text)
+    else:
+        with stage(f"loading {options.dataset}", 100) as done:
+            corpus = text_catalogue.load(options.dataset, options.data, per_cent(done))
     text, test = _TOKENS[experiment.level](corpus)
     hparams = hyperparameters_for(experiment, options)
     queries = _queries(experiment, options, text)
@@ -70,13 +73,6 @@ def reproduce(
     return write(out, results.title, document(results), sections(results))
 
 
-def _load(options: LanguageOptions, stage: Stage) -> Corpus:
-    if options.text is not None:
-        return corpora.from_file(options.text)
-    with stage(f"loading {options.dataset}", 100) as done:
-        return text_catalogue.load(options.dataset, options.data, per_cent(done))
-
-
 def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Text) -> list[PromptQuery]:
     """Return the user's prompts, the paper's, or for a text of the user's own, pieces of it."""
     for prompt in options.prompts:
@@ -87,23 +83,15 @@ def _queries(experiment: LanguageExperiment, options: LanguageOptions, text: Tex
         # Without the full data set, some words of the paper's prompts are unknown.
         known = experiment.queries[options.dataset]
         return [replace(query, prompt=tokens.replace_unknown(query.prompt, text)) for query in known]
-    return [PromptQuery(_piece(text, share)) for share in (0.25, 0.5, 0.75)]
-
-
-def _piece(text: Text, share: float) -> str:
-    """Return some tokens of the training text."""
-    start = int(share * len(text))
-    return text.excerpt(start, start + (8 if text.separator else 40))
+    length = 8 if text.separator else 40  # tokens
+    starts = [int(share * len(text)) for share in (0.25, 0.5, 0.75)]
+    return [PromptQuery(text.excerpt(start, start + length)) for start in starts]
 
 
 def _kept(hparams: LanguageHyperparameters, options: LanguageOptions) -> str:
     """Return what is recorded: as the user has chosen, or else the keys of every visit unless they are too large."""
     if options.values and options.merge:
         raise QueryError("values belong to single visits: choose either --values or --merge")
-    merge = not options.values and _bytes(hparams) > _MAX_KEY_BYTES if options.merge is None else options.merge
+    keys = (hparams.embedding + hparams.hidden) * hparams.batch * hparams.span * hparams.steps  # numbers
+    merge = not options.values and 2 * keys > _MAX_KEY_BYTES if options.merge is None else options.merge
     return MERGED if merge else VALUES if options.values else KEYS
-
-
-def _bytes(hparams: LanguageHyperparameters) -> int:
-    """Return the size of the keys of every visit in half precision."""
-    return 2 * (hparams.embedding + hparams.hidden) * hparams.batch * hparams.span * hparams.steps

@@ -6,7 +6,7 @@ from typing import Any
 
 import dualform
 from dualform.datasets.corpus import Corpus
-from dualform.experiments.language.answers import NextToken, PromptAnswer
+from dualform.experiments.language.answers import PromptAnswer
 from dualform.experiments.language.network import LAYER
 from dualform.experiments.language.plan import LanguageExperiment, PromptQuery
 from dualform.experiments.language.quality import TOP, Quality
@@ -79,8 +79,16 @@ def document(results: LanguageResults) -> dict[str, Any]:
 
 def sections(results: LanguageResults) -> list[Section]:
     """Return the results as sections of a page."""
-    answered = zip(results.queries, results.answers, strict=True)
-    return [
+    quality = results.quality.to_dict()
+    rows = [
+        [name, *(f"{100 * quality[method][rate]:.1f}" for rate in ("token", "following"))]
+        for method, name in _METHODS.items()
+    ]
+    text = (
+        f"Over {results.quality.queries} queries from the test text: of the {TOP} training positions that come first, "
+        "how many per cent have the query's token, and how many are followed by the token the model expects next."
+    )
+    parts = [
         Section("What was done", _what_was_done(results)),
         Section(
             "Perplexity", "", ("", "here"),
@@ -89,9 +97,19 @@ def sections(results: LanguageResults) -> list[Section]:
                 ["test text", f"{results.test_perplexity:.2f}"],
             ],
         ),
-        _quality_section(results.quality),
-        *(_query_section(query, answer) for query, answer in answered),
+        Section("How good are the spotlights?", text, ("", "same token", "same next token"), rows),
     ]  # fmt: skip
+    for query, answer in zip(results.queries, results.answers, strict=True):
+        layer = answer.layers[LAYER]
+        excerpts = [Excerpts("Attention summed over all visits to a position", answer.prompt, layer.summed)]
+        if layer.single is not None:
+            excerpts.append(Excerpts("Attention to single updates", answer.prompt, layer.single))
+        expected = ", ".join(f"{token.token!r} ({token.probability:.0%})" for token in answer.expected)
+        text = f"The model expects next: {expected}."
+        if query.paper_passages:
+            text += f"\n\nTable {query.table} of the paper has: {'; '.join(query.paper_passages)}."
+        parts.append(Section(f"Query: {to_plain(answer.prompt)}", text, excerpts=excerpts))
+    return parts
 
 
 def _what_was_done(results: LanguageResults) -> str:
@@ -109,31 +127,3 @@ def _what_was_done(results: LanguageResults) -> str:
         f"{results.residual:.1e}{certified}. A query is the last token of a prompt; attention is summed over all "
         "visits to a position of the training text."
     )
-
-
-def _quality_section(quality: Quality) -> Section:
-    content = quality.to_dict()
-    rows = [
-        [name, *(f"{100 * content[method][rate]:.1f}" for rate in ("token", "following"))]
-        for method, name in _METHODS.items()
-    ]
-    text = (
-        f"Over {quality.queries} queries from the test text: of the {TOP} training positions that come first, how many "
-        "per cent have the query's token, and how many are followed by the token the model expects next."
-    )
-    return Section("How good are the spotlights?", text, ("", "same token", "same next token"), rows)
-
-
-def _query_section(query: PromptQuery, answer: PromptAnswer) -> Section:
-    layer = answer.layers[LAYER]
-    excerpts = [Excerpts("Attention summed over all visits to a position", answer.prompt, layer.summed)]
-    if layer.single is not None:
-        excerpts.append(Excerpts("Attention to single updates", answer.prompt, layer.single))
-    text = f"The model expects next: {', '.join(_next_token(token) for token in answer.expected)}."
-    if query.paper_passages:
-        text += f"\n\nTable {query.table} of the paper has: {'; '.join(query.paper_passages)}."
-    return Section(f"Query: {to_plain(answer.prompt)}", text, excerpts=excerpts)
-
-
-def _next_token(expected: NextToken) -> str:
-    return f"{expected.token!r} ({expected.probability:.0%})"

@@ -100,25 +100,17 @@ def train(
         for step, (tokens, targets, positions) in enumerate(batches(text, hparams)):
             recorder.tag(position=positions)
             before = None if positions[0, 0] == 0 else state  # a new epoch
-            loss, state = _learn(model, optimizer, tokens, targets, before, hparams.clip)
-            losses.add(loss)
+            logits, (hidden, cell) = model(tokens, before)
+            state = (hidden.detach(), cell.detach())  # no error goes back into the step before
+            loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), hparams.clip)
+            optimizer.step()
+            losses.add(loss.item())
             progress(step, f"perplexity {math.exp(losses.running):,.1f}")
     text.save(path / TEXT)
     return TrainedLanguageModel(model, losses.perplexities(), perf_counter() - began)
-
-
-def _learn(
-    model: LanguageModel, optimizer: torch.optim.Optimizer, tokens: Tensor, targets: Tensor, state: State | None,
-    clip: float,
-) -> tuple[float, State]:  # fmt: skip
-    """Take one step. Returns the loss, and the state at the end, detached from the graph."""
-    logits, (hidden, cell) = model(tokens, state)
-    loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
-    optimizer.zero_grad()
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
-    return loss.item(), (hidden.detach(), cell.detach())
 
 
 class _LossLog:

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from dualform.experiments.language import quality
-from dualform.experiments.language.quality import TOP, measure
+from dualform.experiments.language.quality import TOP, measure, sample_prompts
 from tests.experiments.language.conftest import Case
 
 
 def test_shares_are_those_of_counting_positions(case: Case) -> None:
     found = measure(case.memory, case.trained.model, case.text, case.test)
     model, ids = case.trained.model.eval(), case.text.ids
-    prompts = quality._prompts(case.test, seed=0)
+    prompts = sample_prompts(case.test, seed=0)
     assert found.queries == len(prompts)
     token, following, near_token, near_following, any_token, any_following = (0.0,) * 6
     directions = torch.nn.functional.normalize(model.embedding.weight.detach(), dim=1)
