@@ -10,6 +10,8 @@ import pytest
 import dualform
 from benchmarks.contents import contents
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
 

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import dualform
 from tests.recorder.loops import network, record, sgd, step
 
+pytestmark = pytest.mark.slow
+
 QUESTIONS: list[Callable[[dualform.Memory, nn.Module, Tensor], Any]] = [
     lambda memory, model, inputs: memory.attend(model, inputs)["0"].top(5)["score"],
     lambda memory, model, inputs: memory.attend(model, inputs)["3"].total(by="label")["total"],

@@ -9,6 +9,8 @@ import torch
 import dualform
 from tests.cli.conftest import call, fails, record
 
+pytestmark = pytest.mark.slow
+
 FABLE = (
     "A Wolf and a Lamb came to a brook. The Wolf stood high up the stream and the Lamb a little distance below.\n" * 30
 )

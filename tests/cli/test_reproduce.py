@@ -10,6 +10,8 @@ from dualform.experiments import plan
 from dualform.experiments.language import plan as language
 from tests.cli.conftest import call, fails
 
+pytestmark = pytest.mark.slow
+
 QUICK = ("--dataset", "digits", "--steps", "5", "--index", "0")
 
 

@@ -12,6 +12,8 @@ import pytest
 from dualform.viewer.port import open_port
 from tests.cli.conftest import call, fails
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
 def test_what_is_not_installed_is_named(package: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

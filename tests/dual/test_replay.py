@@ -20,6 +20,8 @@ from dualform.store import Run
 from tests.optimizers import ELEMENTWISE
 from tests.recorder.loops import assert_exact, network, record, step
 
+pytestmark = pytest.mark.slow
+
 
 def train(path: Path, kind: str, steps: int = 12, **options: Any) -> nn.Sequential:
     torch.manual_seed(1)

@@ -15,6 +15,8 @@ from dualform.cli import app
 from dualform.errors import UnknownName
 from dualform.experiments import demo
 
+pytestmark = pytest.mark.slow
+
 STEPS = "20"
 
 

@@ -16,6 +16,8 @@ from dualform.experiments.outcome import Outcome
 from dualform.experiments.plan import IMAGE_EXPERIMENTS, ImageOptions
 from dualform.experiments.reproduce import reproduce
 
+pytestmark = pytest.mark.slow
+
 LAYERS = ["layer-0", "layer-1", "layer-2"]
 FIGURES = {"single": 2 * 4, "joint": 3 * 4, "continual": 3 * 4 + 2}
 

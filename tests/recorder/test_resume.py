@@ -18,6 +18,8 @@ from dualform.errors import CannotResume, RunError, RunExists, StorageError
 from dualform.store import Run
 from tests.recorder.loops import network, record, sgd, step
 
+pytestmark = pytest.mark.slow
+
 STEPS = 12
 
 

@@ -26,6 +26,8 @@ from tests.recorder.loops import record
 from tests.store.faults import FAULTS, STEPS, SYNCED, Disk, Fault, Point, Shards, Told, Training, sealed, small_chapters
 from tests.tally import TRIED
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 _KEPT = r"The first (\d+) steps are kept"

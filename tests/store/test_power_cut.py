@@ -20,6 +20,8 @@ from tests.store.faults import STEPS, Disk, Point, Shards, Told, Training, seale
 from tests.store.power import Model, Tree, plant, tree_of
 from tests.tally import TRIED
 
+pytestmark = pytest.mark.slow
+
 RESUMED = 3  # the end of a chapter; two shards come after it
 
 

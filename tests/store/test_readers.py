@@ -11,6 +11,8 @@ import pytest
 
 import dualform
 
+pytestmark = pytest.mark.slow
+
 STEPS, RESUMED, LOOKS = 30, 10, 8
 
 # Records, and cuts the run back and goes on, again and again: shards come and go for as long as others read.

@@ -20,6 +20,8 @@ from dualform.viewer.opened_run import Companions, open_run
 from tests.viewer import runs
 from tests.viewer.runs import asked
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:

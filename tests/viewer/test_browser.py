@@ -18,6 +18,8 @@ from tests.viewer import runs
 from tests.viewer.browser import PATIENCE, launched, opened, part
 from tests.viewer.served import served
 
+pytestmark = pytest.mark.browser
+
 expect.set_options(timeout=PATIENCE)
 
 

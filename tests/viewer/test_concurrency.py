@@ -15,6 +15,8 @@ from tests.viewer import runs
 from tests.viewer.runs import asked
 from tests.viewer.served import post, served
 
+pytestmark = pytest.mark.slow
+
 
 def some_requests() -> list[tuple[str, dict[str, Any]]]:
     found: list[tuple[str, dict[str, Any]]] = [("run", {}), ("inputs", {})]

@@ -19,6 +19,8 @@ from tests.viewer import runs
 from tests.viewer.runs import asked
 from tests.viewer.test_answers import run_python
 
+pytestmark = pytest.mark.slow
+
 OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": runs.sgd,
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),

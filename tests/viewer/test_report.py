@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from dualform.inputs import INPUTS, save_inputs
 from dualform.viewer.opened_run import Companions, open_run
 from dualform.viewer.report import default_inputs
 from tests.viewer import runs
+
+pytestmark = pytest.mark.slow
 
 
 def test_it_is_about_all_tasks_and_many_classes(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ from dualform.experiments.language.answers import ask
 from dualform.text import to_plain
 from tests.experiments.language.conftest import Case
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "the Lamb a little d"
 
 

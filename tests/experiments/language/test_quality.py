@@ -7,6 +7,8 @@ import torch
 from dualform.experiments.language.quality import TOP, measure, sample_prompts
 from tests.experiments.language.conftest import Case
 
+pytestmark = pytest.mark.slow
+
 
 def test_shares_are_those_of_counting_positions(case: Case) -> None:
     found = measure(case.memory, case.trained.model, case.text, case.test)

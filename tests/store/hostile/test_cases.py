@@ -28,6 +28,8 @@ from tests.store.hostile.runs import RUNS, widest
 from tests.store.hostile.tensors import number_cases, tensor_cases
 from tests.tally import TRIED
 
+pytestmark = pytest.mark.slow
+
 THOROUGH = os.environ.get("DUALFORM_TESTS") == "thorough"
 _RUNS = "forged runs: answers, or a refusal that names the file"
 

@@ -17,6 +17,8 @@ from tests.store.hostile.ask import Answers, answers_of, escaped, everything
 from tests.store.hostile.runs import smallest
 from tests.tally import TRIED
 
+pytestmark = pytest.mark.slow
+
 NOW_AND_THEN = 64
 FILES = ["manifest.json", "shard-000000.safetensors", "shard-000001.safetensors", "shard-000002.safetensors"]
 
