@@ -31,7 +31,11 @@ def view(
 
     Serves a page on this machine, for this machine, until Ctrl-C.
     """
-    _require_extra()
+    for package in ("starlette", "uvicorn"):  # before the run is read, which may take a while
+        try:
+            import_module(package)
+        except ImportError:
+            raise MissingExtra(package, "view") from None
     from dualform.viewer.port import open_port
 
     with open_port(host, port) as opened:  # before the run is read, for it may be taken
@@ -42,15 +46,6 @@ def view(
         exhibit = open_exhibit(run, named(model, inputs, class_names, image_shape))
         serve(run, Questions(exhibit), opened, browser=not no_browser)
     _leave()
-
-
-def _require_extra() -> None:
-    """Before the run is read, which may take a while."""
-    for package in ("starlette", "uvicorn"):
-        try:
-            import_module(package)
-        except ImportError:
-            raise MissingExtra(package, "view") from None
 
 
 def _leave() -> NoReturn:
