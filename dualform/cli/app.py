@@ -25,7 +25,8 @@ class _Commands(TyperGroup):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("default", UserWarning)
-                warnings.showwarning = _print_warning
+                # As one line, without the line of code that caused it.
+                warnings.showwarning = lambda message, *_, **__: print(f"dualform: {message}", file=sys.stderr)
                 return super().invoke(ctx)
         except BrokenPipeError:
             raise  # `dualform ... | head` is no error; typer handles it
@@ -35,11 +36,6 @@ class _Commands(TyperGroup):
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
-
-
-def _print_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as one line, without the line of code that caused it."""
-    print(f"dualform: {message}", file=sys.stderr)
 
 
 def _fail(reason: str, code: int) -> None:

@@ -72,7 +72,10 @@ def attend(
     from dualform import terminal
     from dualform.inputs import read_inputs
 
-    _check_contribution(contribution, target, prompt)
+    if target is not None and not contribution:
+        raise QueryError("--target is the class of the logit: it needs --contribution")
+    if contribution and prompt:
+        raise QueryError("--contribution does not go with --prompt yet: prompts are answered by attention only")
     memory = dualform.load(run)
     network = memory.model(make(importable(model)) if model else make_own(memory))
     if prompt:
@@ -83,20 +86,20 @@ def attend(
     rows = read_inputs(inputs or own_inputs(memory))
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
-    question = _Request(layer, questions, contribution, target)
-    answers = {number: _ask(memory, network, rows.row(number), question) for number in index or [0]}
+    request = _Request(layer, questions, contribution, target)
+    answers = {number: _ask(memory, network, rows.row(number), request) for number in index or [0]}
     if as_json:
-        print_json({"run": str(run), "inputs": [_document(number, layers) for number, layers in answers.items()]})
+        documents = [
+            {"index": number, "layers": {name: tables.to_dict() for name, tables in layers.items()}}
+            for number, layers in answers.items()
+        ]
+        print_json({"run": str(run), "inputs": documents})
         return
+    out = terminal.console()
     for number, layers in answers.items():
-        _tell(terminal.console(), number, layers, ", ".join(groups), f"top {per or 'slot'}s")
-
-
-def _check_contribution(wanted: bool, target: int | None, prompt: list[str] | None) -> None:
-    if target is not None and not wanted:
-        raise QueryError("--target is the class of the logit: it needs --contribution")
-    if wanted and prompt:
-        raise QueryError("--contribution does not go with --prompt yet: prompts are answered by attention only")
+        for name, tables in layers.items():
+            out.print(f"input {number}, layer {name}", style="bold")
+            _print_layer(out, tables, ", ".join(groups), f"top {per or 'slot'}s")
 
 
 @dataclass(frozen=True)
@@ -141,26 +144,24 @@ class _LayerTables:
     tables: list["Table"]
     total: _LogitSum | None  # of contributions
 
+    def to_dict(self) -> dict[str, Any]:
+        tables = {name: list(table.rows()) for name, table in zip(("top", "totals"), self.tables, strict=False)}
+        return tables if self.total is None else asdict(self.total) | tables
 
-def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", question: _Request) -> dict[str, _LayerTables]:
+
+def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", request: _Request) -> dict[str, _LayerTables]:
     """Return the answers of each layer to one input."""
     row = in_precision_of(network, row)
     output_for(network.eval(), row)  # raises if the input does not fit the model
     spotlight = memory.attend(network, row)
-    names = question.layers or list(spotlight)
-    if not question.contribution:
-        return {name: _LayerTables(spotlight[name].collect(*question.tables), None) for name in names}
-    layers = {name: spotlight[name].contribution(question.target) for name in names}
-    return {name: _LayerTables(layer.collect(*question.tables), _LogitSum.of(layer)) for name, layer in layers.items()}
+    names = request.layers or list(spotlight)
+    if not request.contribution:
+        return {name: _LayerTables(spotlight[name].collect(*request.tables), None) for name in names}
+    layers = {name: spotlight[name].contribution(request.target) for name in names}
+    return {name: _LayerTables(layer.collect(*request.tables), _LogitSum.of(layer)) for name, layer in layers.items()}
 
 
-def _tell(out: "Console", index: int, answers: dict[str, _LayerTables], groups: str, top: str) -> None:
-    for layer, answer in answers.items():
-        out.print(f"input {index}, layer {layer}", style="bold")
-        _tell_layer(out, answer, groups, top)
-
-
-def _tell_layer(out: "Console", answer: _LayerTables, groups: str, top: str) -> None:
+def _print_layer(out: "Console", answer: _LayerTables, groups: str, top: str) -> None:
     from dualform import terminal
 
     best, *totals = answer.tables
@@ -172,12 +173,3 @@ def _tell_layer(out: "Console", answer: _LayerTables, groups: str, top: str) -> 
     for total in totals:
         out.print(terminal.bars(total, f"{what} by {groups}"))
     out.print(terminal.table(best, top), "")
-
-
-def _document(index: int, answers: dict[str, _LayerTables]) -> dict[str, Any]:
-    return {"index": index, "layers": {layer: _layer_document(answer) for layer, answer in answers.items()}}
-
-
-def _layer_document(answer: _LayerTables) -> dict[str, Any]:
-    tables = {name: list(table.rows()) for name, table in zip(("top", "totals"), answer.tables, strict=False)}
-    return tables if answer.total is None else asdict(answer.total) | tables

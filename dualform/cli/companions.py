@@ -1,4 +1,4 @@
-"""Options by which a user names what goes with a run, for the commands that show it."""
+"""Options that name the model and the files of a run, for the commands that show it."""
 
 import re
 from pathlib import Path
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
 InputFile = Annotated[
-    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; else the run's own.")
+    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; default: the run's own.")
 ]
 ClassNames = Annotated[
-    str | None, typer.Option(metavar="NAME,NAME,...", help="Names of the model's outputs; else the run's own.")
+    str | None, typer.Option(metavar="NAME,NAME,...", help="Names of the model's outputs; default: the run's own.")
 ]
 ImageShape = Annotated[
-    str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Of inputs that are pixels, such as 28x28.")
+    str | None, typer.Option(metavar="HEIGHTxWIDTH", help="Shape of inputs that are pixels, such as 28x28.")
 ]
 
 
@@ -31,8 +31,8 @@ def named(model: str | None, inputs: Path | None, class_names: str | None, image
     return Companions(model, inputs, names, None if image_shape is None else _sides(image_shape))
 
 
-def _sides(said: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", said)
-    if found is None:
-        raise QueryError(f"--image-shape is HEIGHTxWIDTH, such as 28x28, not {said!r}")
-    return int(found[1]), int(found[2])
+def _sides(shape: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", shape)
+    if match is None:
+        raise QueryError(f"--image-shape must be HEIGHTxWIDTH, such as 28x28, not {shape!r}")
+    return int(match[1]), int(match[2])

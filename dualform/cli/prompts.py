@@ -7,10 +7,8 @@ from dualform.cli.output import print_json
 from dualform.companions import own_file
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from torch import nn
 
-    from dualform.experiments.language.answers import PromptAnswer
     from dualform.memory import Memory
 
 
@@ -21,7 +19,7 @@ def answer_prompts(
     """Find the passages behind prompts, and print them."""
     from dualform import terminal
     from dualform.experiments.language.answers import ask
-    from dualform.text import Text
+    from dualform.text import Text, to_plain, to_rich
 
     path = own_file(
         memory, "text", "save the training text beside it with dualform.text.Text.save, and name it in about"
@@ -33,17 +31,11 @@ def answer_prompts(
         return
     out = terminal.console()
     for answer in answers:
-        _tell(out, answer)
-
-
-def _tell(out: "Console", answer: "PromptAnswer") -> None:
-    from dualform import terminal
-    from dualform.text import to_plain, to_rich
-
-    out.print(to_rich(answer.prompt) if out.color_system else to_plain(answer.prompt), style="bold")
-    likely = ", ".join(f"{expected.token!r} {expected.probability:.0%}" for expected in answer.expected)
-    out.print(f"expected next: {likely}", "")
-    for name, layer in answer.layers.items():
-        out.print(terminal.passages(out, layer.summed, f"{name}: attention summed over all visits to a position"), "")
-        if layer.single is not None:
-            out.print(terminal.passages(out, layer.single, f"{name}: attention to single updates"), "")
+        out.print(to_rich(answer.prompt) if out.color_system else to_plain(answer.prompt), style="bold")
+        likely = ", ".join(f"{expected.token!r} {expected.probability:.0%}" for expected in answer.expected)
+        out.print(f"expected next: {likely}", "")
+        for name, layer in answer.layers.items():
+            title = f"{name}: attention summed over all visits to a position"
+            out.print(terminal.passages(out, layer.summed, title), "")
+            if layer.single is not None:
+                out.print(terminal.passages(out, layer.single, f"{name}: attention to single updates"), "")

@@ -1,4 +1,4 @@
-"""`dualform report`: the viewer's page about some inputs of a run, in one file."""
+"""`dualform report`: save the viewer's page about some inputs of a run as one file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,20 +19,21 @@ def report(
     run: Run,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")],
     index: Annotated[
-        list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; else mistakes and others.")
+        list[int] | None,
+        typer.Option(metavar="I", help="Which input, from 0; repeatable; default: mistakes and others."),
     ] = None,
     prompt: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Of a language model: a prompt; repeatable.")
+        list[str] | None, typer.Option(metavar="TEXT", help="For a language model: a prompt; repeatable.")
     ] = None,
     model: Model = None,
     inputs: InputFile = None,
     class_names: ClassNames = None,
     image_shape: ImageShape = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that is there.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing file.")] = False,
 ) -> None:
-    """The page of `dualform view` about some inputs, in one HTML file that needs no server and no network."""
+    """Save the page of `dualform view` about some inputs as one HTML file that needs no server and no network."""
     if out.exists() and not overwrite:
-        raise RunExists(f"{out} is there already; choose another file with --out, or replace it with --overwrite")
+        raise RunExists(f"{out} exists already; choose another file with --out, or replace it with --overwrite")
     if not out.parent.is_dir():
         raise QueryError(f"there is no directory {out.parent} for {out.name}")
     from dualform import terminal

@@ -38,7 +38,7 @@ _LANGUAGE = {
 }
 
 
-def _images(name: str, summary: str) -> Callable[..., None]:
+def _image_command(name: str, summary: str) -> Callable[..., None]:
     def command(
         dataset: Annotated[
             str,
@@ -64,7 +64,7 @@ def _images(name: str, summary: str) -> Callable[..., None]:
         place, screen, stage = _begin(name, out, overwrite, as_json)
         options = ImageOptions(dataset, data, seeds, steps, keep_run, tuple(index or ()))
         outcome = experiments.reproduce(IMAGE_EXPERIMENTS[name], options, place, stage)
-        _tell(screen, outcome, as_json)
+        _print_results(screen, outcome, as_json)
         if not outcome.certified:
             raise typer.Exit(1)
 
@@ -100,7 +100,7 @@ Values = Annotated[
 ]
 
 
-def _language(name: str, summary: str) -> Callable[..., None]:
+def _language_command(name: str, summary: str) -> Callable[..., None]:
     def command(
         dataset: Corpus = "topics",
         data: Data = None,
@@ -119,7 +119,7 @@ def _language(name: str, summary: str) -> Callable[..., None]:
 
         place, screen, stage = _begin(name, out, overwrite, as_json)
         options = LanguageOptions(dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values)
-        _tell(screen, run(LANGUAGE_EXPERIMENTS[name], options, place, stage), as_json)
+        _print_results(screen, run(LANGUAGE_EXPERIMENTS[name], options, place, stage), as_json)
         if not as_json:
             screen.print(f'Ask it more: dualform attend {place / "runs" / name} --prompt "..."')
 
@@ -132,10 +132,12 @@ def _language(name: str, summary: str) -> Callable[..., None]:
 
 
 for _name, _summary in _IMAGES.items():
-    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --dataset digits")(_images(_name, _summary))
+    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --dataset digits")(
+        _image_command(_name, _summary)
+    )
 for _name, _summary in _LANGUAGE.items():
     reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear'")(
-        _language(_name, _summary)
+        _language_command(_name, _summary)
     )
 
 
@@ -150,7 +152,7 @@ def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tupl
     return place, screen, partial(terminal.progress, quiet(screen, as_json))
 
 
-def _tell(out: "Console", outcome: "Outcome", as_json: bool) -> None:
+def _print_results(out: "Console", outcome: "Outcome", as_json: bool) -> None:
     """Print the results as JSON, or the tables of the page without its figures."""
     from dualform import terminal
 

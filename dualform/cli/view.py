@@ -1,4 +1,4 @@
-"""`dualform view`: the run as a page in the browser."""
+"""`dualform view`: show a run in the browser."""
 
 import os
 import sys
@@ -20,18 +20,24 @@ def view(
     class_names: ClassNames = None,
     image_shape: ImageShape = None,
     host: Annotated[
-        str, typer.Option(metavar="NAME", help="Where to listen; 0.0.0.0 lets other machines look too.")
+        str, typer.Option(metavar="NAME", help="Address to listen at; with 0.0.0.0 other machines can connect, too.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(metavar="N", min=1, max=65535, help="Else the first free one from 8765.")
+        int | None, typer.Option(metavar="N", min=1, max=65535, help="Port; default: the first free one from 8765.")
     ] = None,
-    no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address, open nothing.")] = False,
+    no_browser: Annotated[
+        bool, typer.Option("--no-browser", help="Print the address without opening a browser.")
+    ] = False,
 ) -> None:
-    """Look at a run in the browser: its inputs, the training slots behind each prediction, and without them.
+    """Show a run in the browser: its inputs, the training slots behind each prediction, and predictions without them.
 
-    Serves a page on this machine, for this machine, until Ctrl-C.
+    Serves a page on this machine until Ctrl-C.
     """
-    _require_extra()
+    for package in ("starlette", "uvicorn"):  # before the run is read, which may take a while
+        try:
+            import_module(package)
+        except ImportError:
+            raise MissingExtra(package, "view") from None
     from dualform.viewer.port import open_port
 
     with open_port(host, port) as opened:  # before the run is read, for it may be taken
@@ -44,17 +50,8 @@ def view(
     _leave()
 
 
-def _require_extra() -> None:
-    """Before the run is read, which may take a while."""
-    for package in ("starlette", "uvicorn"):
-        try:
-            import_module(package)
-        except ImportError:
-            raise MissingExtra(package, "view") from None
-
-
 def _leave() -> NoReturn:
-    """At once: threads may still be at a question nobody waits for, and cannot be stopped. Nothing is being written."""
+    """Exit at once: threads may still answer a question nobody waits for, and cannot be stopped. Nothing is written."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)

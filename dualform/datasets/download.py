@@ -71,7 +71,13 @@ def fetch(
                     raise DataError(f"it is another file: SHA-256 {actual[:12]}..., not {sha256[:12]}...")
             return
         except _MIRROR_FAILED as error:
-            failures.append(f"{url}: {_reason(error)}")
+            if isinstance(error, HTTPError):
+                error.close()  # it is the response as well, and holds its connection
+                reason = f"{error.code} {error.reason}"
+            else:
+                cause = getattr(error, "reason", error)  # urllib wraps the error of the system
+                reason = str(getattr(cause, "strerror", None) or cause) or type(error).__name__
+            failures.append(f"{url}: {reason}")
     raise DataError(f"cannot download {path.name} from any mirror ({'; '.join(failures)})")
 
 
@@ -115,11 +121,3 @@ def _copy(response: HTTPResponse, file: BinaryIO, progress: Callable[[int, int |
         raise DataError(f"the connection ended after {done:,} of {total:,} bytes")
     file.flush()
     os.fsync(file.fileno())
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, HTTPError):
-        error.close()  # it is the response as well, and holds its connection
-        return f"{error.code} {error.reason}"
-    reason = getattr(error, "reason", error)  # urllib wraps the error of the system
-    return str(getattr(reason, "strerror", None) or reason) or type(error).__name__

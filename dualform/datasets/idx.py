@@ -30,17 +30,6 @@ def read(path: Path) -> NDArray[np.uint8]:
         raise _malformed(path, f"it cannot be decompressed ({error})") from error
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    shape = _shape(path, content)
-    start = 4 + 4 * len(shape)
-    actual, expected = len(content) - start, math.prod(shape)
-    if actual != expected:
-        raise _malformed(path, f"its header announces {shape}, {expected:,} bytes, and {actual:,} follow")
-    # A copy, because bytes are read-only, and torch warns about tensors over such memory.
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
-
-
-def _shape(path: Path, content: bytes) -> tuple[int, ...]:
-    """Return the shape that the header announces."""
     if len(content) < 4 or content[:2] != b"\0\0":
         raise _malformed(path, f"it begins with {content[:4]!r}")
     kind, dimensions = content[2], content[3]
@@ -53,7 +42,12 @@ def _shape(path: Path, content: bytes) -> tuple[int, ...]:
     shape = tuple(np.frombuffer(content, ">u4", count=dimensions, offset=4).tolist())
     if 0 in shape:
         raise _malformed(path, f"it is empty, of shape {shape}")
-    return shape
+    start = 4 + 4 * dimensions
+    actual, expected = len(content) - start, math.prod(shape)
+    if actual != expected:
+        raise _malformed(path, f"its header announces {shape}, {expected:,} bytes, and {actual:,} follow")
+    # A copy, because bytes are read-only, and torch warns about tensors over such memory.
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape).copy()
 
 
 def _malformed(path: Path, what: str) -> DataError:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.datasets.corpus import Corpus, Part, WordStyle
+from dualform.datasets.corpus import Corpus
 from dualform.errors import QueryError, listing
 from dualform.text import Text
 
@@ -61,14 +61,28 @@ def characters(corpus: Corpus) -> tuple[Text, Text]:
 
 def words(corpus: Corpus) -> tuple[Text, Text]:
     """Split a corpus into words; the most frequent have the lowest ids. Returns the training and the test text."""
-    (train, train_titles), (test, test_titles) = (_split(part, corpus.words) for part in (corpus.train, corpus.test))
-    counts = Counter(train)
+    parts = []
+    for part in (corpus.train, corpus.test):
+        starts = [start for start, _ in part.titles]
+        tokens: list[str] = []
+        positions = []
+        # Piece by piece: the number of words so far is the position of the next title.
+        for start, end in zip([0, *starts], [*starts, len(part.text)], strict=True):
+            positions.append(len(tokens))
+            piece = part.text[start:end]
+            if corpus.words == "wikitext":
+                tokens += piece.replace("\n", f" {LINE_END} ").split()
+            else:
+                tokens += [word[0] for word in _PROSE.finditer(piece)]
+        titles = zip(positions[1:], (title for _, title in part.titles), strict=True)
+        parts.append((tokens, tuple(titles)))
+    counts = Counter(parts[0][0])
     counts[UNKNOWN_WORD] += 0
     vocabulary = Vocabulary(tuple(sorted(counts, key=lambda word: (-counts[word], word))), UNKNOWN_WORD)
-    return (
-        Text(vocabulary.encode(train), vocabulary.tokens, separator=" ", titles=train_titles),
-        Text(vocabulary.encode(test), vocabulary.tokens, separator=" ", titles=test_titles),
+    train, test = (
+        Text(vocabulary.encode(tokens), vocabulary.tokens, separator=" ", titles=titles) for tokens, titles in parts
     )
+    return train, test
 
 
 def encode_prompt(prompt: str, text: Text) -> NDArray[np.int64]:
@@ -100,23 +114,6 @@ def replace_unknown(prompt: str, text: Text) -> str:
         return prompt
     known = set(text.vocabulary)
     return " ".join(token if token in known else UNKNOWN_WORD for token in _prompt_tokens(prompt, text))
-
-
-def _split(part: Part, style: WordStyle) -> tuple[list[str], tuple[tuple[int, str], ...]]:
-    """Return the words of a text, and its titles with the positions of their first words."""
-    starts = [start for start, _ in part.titles]
-    tokens: list[str] = []
-    positions = []
-    # Piece by piece: the number of words so far is the position of the next title.
-    for start, end in zip([0, *starts], [*starts, len(part.text)], strict=True):
-        positions.append(len(tokens))
-        piece = part.text[start:end]
-        if style == "wikitext":
-            tokens += piece.replace("\n", f" {LINE_END} ").split()
-        else:
-            tokens += [word[0] for word in _PROSE.finditer(piece)]
-    titles = zip(positions[1:], (title for _, title in part.titles), strict=True)
-    return tokens, tuple(titles)
 
 
 def _prompt_tokens(prompt: str, text: Text) -> list[str]:

@@ -16,7 +16,16 @@ def prepare_directory(out: Path, overwrite: bool) -> None:
         raise RunExists(f"{out} is a file; results need a directory of their own")
     if not out.is_dir() or not any(out.iterdir()):
         return
-    if not _holds_results(out):
+    # Results, or the run of an experiment that was interrupted.
+    interrupted = [path.name for path in out.iterdir()] == [RUNS]
+    try:
+        if interrupted:
+            holds_results = all((run / "manifest.json").is_file() for run in (out / RUNS).iterdir())
+        else:
+            holds_results = "experiment" in json.loads((out / DOCUMENT).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        holds_results = False
+    if not holds_results:
         raise RunExists(f"{out} holds other files than results; choose another directory with --out")
     if not overwrite:
         raise RunExists(f"{out} holds results already; choose another directory with --out, or pass --overwrite")
@@ -24,13 +33,3 @@ def prepare_directory(out: Path, overwrite: bool) -> None:
         (out / name).unlink(missing_ok=True)
     for name in (FIGURES, RUNS):
         shutil.rmtree(out / name, ignore_errors=True)
-
-
-def _holds_results(out: Path) -> bool:
-    """Return whether a directory holds results, or the run of an experiment that was interrupted."""
-    if [path.name for path in out.iterdir()] == [RUNS]:
-        return all((run / "manifest.json").is_file() for run in (out / RUNS).iterdir())
-    try:
-        return "experiment" in json.loads((out / DOCUMENT).read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False

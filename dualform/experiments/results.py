@@ -43,6 +43,18 @@ class NetworkResults:
     table1: table1.Table1 | None
     views: Accuracies | None
 
+    def certified(self) -> dict[str, Any]:
+        """Return the certificate as data, without its parameters."""
+        certificate = self.certificate
+        return {
+            "seed": self.seed,
+            "ok": certificate.ok,
+            "headline": certificate.headline,
+            "relative_error": {name: layer.relative_error for name, layer in certificate.layers.items()},
+            "steps_audited": certificate.steps_audited,
+            "worst_residual": certificate.worst_residual,
+        }
+
 
 @dataclass(frozen=True)
 class CaseFigures:
@@ -130,7 +142,7 @@ def document(results: ImageResults) -> dict[str, Any]:
         content["paper"] = {"accuracy": PAPER_ACCURACY[plan.experiment.name]}
         if results.with_table1:
             content["paper"]["table1"] = spread_of_paper()
-    content["certificates"] = [{"seed": network.seed, **_certificate(network.certificate)} for network in networks]
+    content["certificates"] = [network.certified() for network in networks]
     content["seconds"] = [{"seed": network.seed, **network.seconds} for network in networks]
     content["cases"] = [drawn.to_dict() for drawn in results.illustrations.cases]
     content["figures"] = [figure.file.as_posix() for figure in results.illustrations.general]
@@ -154,15 +166,4 @@ def spread_of_paper() -> dict[str, Any]:
     return {
         layer: {case: {"mean": mean, "std": std} for case, (mean, std) in cases.items()}
         for layer, cases in table1.PAPER_AGREEMENT.items()
-    }
-
-
-def _certificate(certificate: dualform.Certificate) -> dict[str, Any]:
-    layers = {name: layer.relative_error for name, layer in certificate.layers.items()}
-    return {
-        "ok": certificate.ok,
-        "headline": certificate.headline,
-        "relative_error": layers,
-        "steps_audited": certificate.steps_audited,
-        "worst_residual": certificate.worst_residual,
     }

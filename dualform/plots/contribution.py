@@ -107,7 +107,20 @@ def contribution_figure(
     _draw_dots(middle, subject, parts.examples, by)
     _draw_sum(right, subject, parts, by)
     for part, extreme in zip(lower.subfigures(1, len(_EXTREMES), squeeze=False)[0], _EXTREMES, strict=True):
-        _draw_images(part, subject, parts, by, extreme)
+        set_heading(part, f"{extreme.sign} {extreme.words.format(subject.predicted)}")
+        rows = extreme.rows(parts.examples)
+        examples = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
+        places = part.subplots(1, _IMAGES_PER_EXTREME, squeeze=False)[0]
+        for axes, image, facts in zip(places, parts.images[rows], examples.rows(), strict=False):
+            colour = subject.colours().get(facts[by], FAINT)
+            draw_image(axes, image, colour)
+            axes.set_title(f"class {facts[by]}", fontsize=LABEL, fontweight="bold", color=colour, pad=3)
+            contribution = facts["contribution"]
+            digits = 3 if abs(contribution) >= 1 else 2  # as many as fit below an image
+            words = f"attention {caption_number(facts['attention'])}\ncontribution {contribution:+.{digits}g}"
+            axes.set_xlabel(words.replace("-", "−"), fontsize=SMALL, color=INK, labelpad=3)
+        for axes in places[len(rows) :]:
+            axes.set_axis_off()
     return figure
 
 
@@ -172,20 +185,3 @@ def _draw_sum(part: "SubFigure", subject: Subject, parts: LogitParts, by: str) -
     for tick, colour in zip(axes.get_yticklabels()[1:-1], colours, strict=True):
         if colour != REST:
             tick.set(color=colour, fontweight="bold")
-
-
-def _draw_images(part: "SubFigure", subject: Subject, parts: LogitParts, by: str, extreme: _Extreme) -> None:
-    set_heading(part, f"{extreme.sign} {extreme.words.format(subject.predicted)}")
-    rows = extreme.rows(parts.examples)
-    examples = Table({name: column[rows] for name, column in parts.examples.as_arrays().items()})
-    places = part.subplots(1, _IMAGES_PER_EXTREME, squeeze=False)[0]
-    for axes, image, facts in zip(places, parts.images[rows], examples.rows(), strict=False):
-        colour = subject.colours().get(facts[by], FAINT)
-        draw_image(axes, image, colour)
-        axes.set_title(f"class {facts[by]}", fontsize=LABEL, fontweight="bold", color=colour, pad=3)
-        contribution = facts["contribution"]
-        digits = 3 if abs(contribution) >= 1 else 2  # as many as fit below an image
-        words = f"attention {caption_number(facts['attention'])}\ncontribution {contribution:+.{digits}g}"
-        axes.set_xlabel(words.replace("-", "−"), fontsize=SMALL, color=INK, labelpad=3)
-    for axes in places[len(rows) :]:
-        axes.set_axis_off()

@@ -1,7 +1,7 @@
 """Draw how the test images of each class distribute their attention over the training classes."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,11 +37,15 @@ def attention_matrix(matrices: Mapping[str, Array], tasks: Tasks) -> "Figure":
         width=_MAP_SIZE * len(matrices) + names + 1.6,
     )
     panels = body.subplots(1, len(matrices), sharey=True, squeeze=False)[0]
-    scale = _scale(matrices)
+    lowest = 100 * min(float(matrix.min()) for matrix in matrices.values())
+    highest = 100 * max(float(matrix.max()) for matrix in matrices.values())
+    limit = max(highest, -lowest)
+    # White is 0, and negative shares have another colour.
+    scale = {"cmap": "PuOr", "vmin": -limit} if lowest < 0 else {"cmap": "Blues", "vmin": 0.0}
     for axes, (layer, matrix) in zip(panels, matrices.items(), strict=True):
         # Not "equal": the layout would then ignore the names below a map. Cells are about square anyway.
-        image = axes.imshow(100 * matrix, aspect="auto", interpolation="nearest", **scale)
-        _style_map(axes, matrix, tasks, scale["vmax"])
+        image = axes.imshow(100 * matrix, aspect="auto", interpolation="nearest", vmax=limit, **scale)
+        _style_map(axes, matrix, tasks, limit)
         axes.set_title(layer, loc="left", fontsize=PANEL, fontweight="bold", color=INK)
     panels[0].set_ylabel("class of the test images", fontsize=LABEL, color=INK)
     write_classes(panels[0].yaxis, tasks)
@@ -53,16 +57,6 @@ def attention_matrix(matrices: Mapping[str, Array], tasks: Tasks) -> "Figure":
     bar.ax.tick_params(labelsize=SMALL, length=0, labelcolor=INK)
     bar.outline.set(edgecolor=FAINT, linewidth=0.6)
     return figure
-
-
-def _scale(matrices: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the colour scale, in per cent; white is 0, and negative shares have another colour."""
-    lowest = 100 * min(float(matrix.min()) for matrix in matrices.values())
-    highest = 100 * max(float(matrix.max()) for matrix in matrices.values())
-    if lowest >= 0:
-        return {"cmap": "Blues", "vmin": 0.0, "vmax": highest}
-    limit = max(highest, -lowest)
-    return {"cmap": "PuOr", "vmin": -limit, "vmax": limit}
 
 
 def _style_map(axes: "Axes", matrix: Array, tasks: Tasks, limit: float) -> None:

@@ -38,7 +38,10 @@ def top_in_time(
             raise QueryError(
                 f"the table has step {top['step'].max()}, but steps={steps}: pass the run's number of steps"
             )
-    width = _bar_width(steps)
+    width = 1  # steps a bar: 1, 2, 5, 10, 20, 50, ...
+    while width * _MAX_BARS < steps:
+        power = 10 ** (len(str(width)) - 1)
+        width = next(power * factor for factor in (2, 5, 10) if power * factor > width)
     edges = np.append(np.arange(0, steps, width), steps)  # the last bar may be narrower
     figure, body = figure_with_heading(
         1.35 * len(tops) + 0.45,
@@ -65,15 +68,6 @@ def top_in_time(
     body.supxlabel("training step", fontsize=LABEL, color=INK)
     body.supylabel(f"visits per {width:,} step{'s' if width > 1 else ''}", fontsize=LABEL, color=INK)
     return figure
-
-
-def _bar_width(steps: int) -> int:
-    """Return a round number of steps for each bar: 1, 2, 5, 10, 20, 50, ..."""
-    width, factors = 1, (2, 5, 10)
-    while width * _MAX_BARS < steps:
-        power = 10 ** (len(str(width)) - 1)
-        width = next(power * factor for factor in factors if power * factor > width)
-    return width
 
 
 def _draw_histogram(axes: "Axes", steps: Array, edges: Array) -> None:

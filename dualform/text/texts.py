@@ -105,36 +105,31 @@ class Text:
     def load(cls, path: str | Path) -> "Text":
         """Read a text that `save` has written; a corrupt file raises a RunError that names it."""
         try:
-            return _decoded(Path(path).read_bytes())
+            content = json.loads(Path(path).read_bytes())
+            if not isinstance(content, dict) or content.get("format") != _FORMAT:
+                raise ValueError(f"its format is not {_FORMAT!r}")
+            if content.get("version") != _VERSION:
+                raise ValueError(f"its format has version {content.get('version')!r}, this dualform reads {_VERSION}")
+            if content.pop("crc32", None) != _crc(content):
+                raise ValueError("it was damaged or edited, its checksum does not match")
+            if not isinstance(content.get("ids"), str):
+                raise ValueError("its ids are not a string")
+            raw = base64.b64decode(content["ids"], validate=True)
+            if len(raw) % 4:
+                raise ValueError("its ids end within a number")
+            ids = np.frombuffer(raw, "<i4").astype(np.int64)
+            parts: list[Any] = [content.get(name) for name in ("vocabulary", "separator", "titles")]
+            vocabulary, separator, titles = parts
+            fault = _fault(ids, vocabulary, separator, titles)
+            if fault:
+                raise ValueError(fault)
+            return cls(ids, tuple(vocabulary), separator, tuple((position, title) for position, title in titles))
         except OSError as error:
             raise RunError(f"cannot read {path}: {error.strerror or error}") from error
         except RecursionError:
             raise RunError(f"corrupt text {path}: it is nested too deeply") from None
         except ValueError as error:
             raise RunError(f"corrupt text {path}: {error}") from None
-
-
-def _decoded(encoded: bytes) -> Text:
-    """Decode the bytes of a file. Raises ValueError or RecursionError."""
-    content = json.loads(encoded)
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
-        raise ValueError(f"its format is not {_FORMAT!r}")
-    if content.get("version") != _VERSION:
-        raise ValueError(f"its format has version {content.get('version')!r}, this dualform reads {_VERSION}")
-    if content.pop("crc32", None) != _crc(content):
-        raise ValueError("it was damaged or edited, its checksum does not match")
-    if not isinstance(content.get("ids"), str):
-        raise ValueError("its ids are not a string")
-    raw = base64.b64decode(content["ids"], validate=True)
-    if len(raw) % 4:
-        raise ValueError("its ids end within a number")
-    ids = np.frombuffer(raw, "<i4").astype(np.int64)
-    parts: list[Any] = [content.get(name) for name in ("vocabulary", "separator", "titles")]
-    vocabulary, separator, titles = parts
-    fault = _fault(ids, vocabulary, separator, titles)
-    if fault:
-        raise ValueError(fault)
-    return Text(ids, tuple(vocabulary), separator, tuple((position, title) for position, title in titles))
 
 
 def _fault(ids: NDArray[Any], vocabulary: Any, separator: Any, titles: Any) -> str | None:

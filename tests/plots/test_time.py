@@ -8,7 +8,6 @@ from matplotlib.patches import StepPatch
 
 from dualform import plots
 from dualform.errors import QueryError
-from dualform.plots.time import _bar_width
 from dualform.table import Table
 from tests.plots.cases import ONE, RIGHT, everything_written, panels, texts
 
@@ -23,7 +22,9 @@ def stairs(axes: Any) -> list[Any]:
 
 @pytest.mark.parametrize(("steps", "width"), [(1, 1), (60, 1), (61, 2), (130, 5), (3000, 50), (5000, 100), (6000, 100)])
 def test_bars_have_round_widths(steps: int, width: int) -> None:
-    assert _bar_width(steps) == width
+    (axes,) = panels(plots.top_in_time(RIGHT, {"layer-0": seen_at()}, steps=steps))
+    first, second, *_ = stairs(axes)[0].edges
+    assert second - first == width
 
 
 def test_counts_beside_an_even_spread() -> None:

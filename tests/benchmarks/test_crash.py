@@ -14,7 +14,7 @@ KILLS = 10
 def test_kills_at_any_moment_lose_nothing() -> None:
     """In a process of its own: it forks, and this one may have threads by now."""
     command = [sys.executable, "-m", "benchmarks.crash", "--kills", str(KILLS), "--json"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     counts = found["counts"]
