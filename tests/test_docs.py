@@ -74,6 +74,7 @@ def test_the_python_of_a_page_runs_and_prints_what_is_shown(
         assert without_measures(shown) in printed
 
 
+@pytest.mark.slow
 def test_the_run_of_the_viewers_page_has_what_the_viewer_can_show(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ README = read("README.md")
 MAX_WORDS = 500
 
 
+@pytest.mark.slow
 def test_its_python_runs_and_prints_what_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -161,6 +161,7 @@ def test_examples_summed_up_once_score_as_their_slots_do(keys: Tensor, k: int, b
                 np.testing.assert_allclose(row["score"], score, rtol=1e-9, atol=slack)
 
 
+@pytest.mark.slow
 def test_few_keys_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = close_to_few_directions(2000, seed=3)
     memory = remember(tmp_path / "run", keys, torch.arange(2000) % 2, "float16", sync=50)

@@ -17,6 +17,8 @@ from benchmarks.growth import K, Settings, batches, report, slope, slopes, sweep
 from benchmarks.growth_figure import figure, in_k
 from tests.plots.cases import everything_written
 
+pytestmark = pytest.mark.slow
+
 SMALL = Settings(slots=(256, 512), widths=(16, 24), width=16, length=256, turn=2, turns=2)
 
 

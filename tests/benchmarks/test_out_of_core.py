@@ -15,6 +15,8 @@ from benchmarks.memory_limit import NO_GROUP, _make, group, status
 from benchmarks.out_of_core import LAYER, Settings, measured, printed, report, write
 from dualform.store import Run
 
+pytestmark = pytest.mark.slow
+
 SMALL = Settings(run_bytes=40 << 20, limit_bytes=1 << 30, repetitions=1, batch=5)
 GREEDY = "x = bytearray(400 << 20); print(len(x))"
 DATA = "from benchmarks.memory_limit import limit_data; assert limit_data(100 << 20); "

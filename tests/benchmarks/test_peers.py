@@ -23,6 +23,8 @@ from benchmarks.peers.meters import forget_peak, peak, resident, size
 from benchmarks.peers.task import LAST, LAYERS, SPARE, Rows, Settings, Task, images_of, write
 from benchmarks.recording import Data, Loop
 
+pytestmark = pytest.mark.slow
+
 SMALL = Settings(examples=300, steps=6, turn=2, questions=5, k=4, patience=0.0)
 FAILING = "def prepare(task, directory, scope):\n    raise RuntimeError('out of ideas')\n"
 

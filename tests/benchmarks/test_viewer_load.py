@@ -16,6 +16,8 @@ from dualform.experiments.demo import ABOUT, network
 from dualform.inputs import save_inputs
 from tests.cli.conftest import record
 
+pytestmark = pytest.mark.slow
+
 RUN: dict[str, Any] = {
     "kind": "rows", "cannot": {}, "inputs": {"count": 4}, "per": ["id"], "layers": [{"name": "0"}, {"name": "2"}],
     "classes": [{"task": "odd", "label": 1}, {"task": None, "label": 0}], "example": None,

@@ -136,6 +136,7 @@ def test_a_view_of_everything_is_everything(recipe: Recipe) -> None:
             assert_close(everything.weights(layer)[name], weight)
 
 
+@pytest.mark.slow
 def test_small_factors_are_found_whatever_the_probes() -> None:
     """A zeroed pass, then clipping after each micro-batch: plain least squares missed it 7 times in 250."""
     step = StepRecipe(

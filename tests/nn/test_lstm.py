@@ -50,6 +50,7 @@ def test_gradients_at_any_size(time: int, batch: int, d_in: int, hidden: int, se
     assert_close(gradients(lstm, "all", inputs, None), gradients(fused, "all", inputs, None))
 
 
+@pytest.mark.slow
 def test_gradcheck() -> None:
     lstm = LSTM(D_IN, HIDDEN, num_layers=2, dtype=torch.float64)
     names = list(dict(lstm.named_parameters()))

@@ -285,6 +285,7 @@ def test_autocast_is_bounded_by_its_precision(tmp_path: Path) -> None:
     assert memory.verify().relative_error < 2e-2
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
 def test_a_compiled_model(tmp_path: Path) -> None:
     model = network(nn.ReLU())

@@ -254,6 +254,7 @@ def test_a_layer_whose_rows_were_flattened(tmp_path: Path) -> None:
     assert found["stream"].tolist() == [0] * 5 + [1] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_language_model(tmp_path: Path, backend: str) -> None:

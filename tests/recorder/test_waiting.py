@@ -15,6 +15,8 @@ from dualform.recorder import evidence
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 from tests.recorder.test_bad_loops import clip_by_value
 
+pytestmark = pytest.mark.slow
+
 GOOD = evidence._FIRST_STEPS + 3  # steps: the next one waits for others
 
 

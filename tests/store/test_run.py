@@ -204,6 +204,7 @@ def test_reading_while_recording_and_a_second_writer(tmp_path: Path) -> None:
     assert dualform.load(tmp_path / "run").steps == 2
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_what_was_sealed(tmp_path: Path) -> None:
     script = f"""
 import os, signal, sys

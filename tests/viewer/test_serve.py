@@ -21,6 +21,8 @@ from dualform.viewer.port import Port, open_port
 from dualform.viewer.serve import announcement, serve
 from tests.viewer.served import StubHandler, ask, connected, post, request
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def port() -> Iterator[Port]:

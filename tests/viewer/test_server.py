@@ -16,6 +16,8 @@ from dualform.viewer.guard import Hosts
 from dualform.viewer.page_files import Page, read_page
 from tests.viewer.served import StubHandler, ask, connected, post, raw, reply, request, served, soon
 
+pytestmark = pytest.mark.slow
+
 SAFETY = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

@@ -13,6 +13,8 @@ from dualform.experiments.language.training import TEXT, batches, perplexity
 from dualform.text import Text
 from tests.experiments.language.conftest import HYPERPARAMETERS, Case
 
+pytestmark = pytest.mark.slow
+
 
 def text_of(length: int) -> Text:
     return Text(np.arange(length) % 5, tuple("abcde"), separator="")
