@@ -87,19 +87,12 @@ def attend(
     groups = tuple(by) if by else ("label",) if "label" in memory.tags else ()
     questions = [dualform.Top(top or 10, per=per), *([dualform.Total(by=groups)] if groups else [])]
     request = _Request(layer, questions, contribution, target)
-    answers = {number: _ask(memory, network, rows.row(number), request) for number in index or [0]}
+    answers = [_ask(memory, network, number, rows.row(number), request) for number in index or [0]]
     if as_json:
-        documents = [
-            {"index": number, "layers": {name: tables.to_dict() for name, tables in layers.items()}}
-            for number, layers in answers.items()
-        ]
-        print_json({"run": str(run), "inputs": documents})
+        print_json({"run": str(run), "inputs": [answer.to_dict() for answer in answers]})
         return
-    out = terminal.console()
-    for number, layers in answers.items():
-        for name, tables in layers.items():
-            out.print(f"input {number}, layer {name}", style="bold")
-            _print_layer(out, tables, ", ".join(groups), f"top {per or 'slot'}s")
+    for answer in answers:
+        _print_answer(terminal.console(), answer, ", ".join(groups), f"top {per or 'slot'}s")
 
 
 @dataclass(frozen=True)
@@ -149,27 +142,43 @@ class _LayerTables:
         return tables if self.total is None else asdict(self.total) | tables
 
 
-def _ask(memory: "Memory", network: "nn.Module", row: "Tensor", request: _Request) -> dict[str, _LayerTables]:
-    """Return the answers of each layer to one input."""
+@dataclass(frozen=True)
+class _InputAnswer:
+    """Answers of each layer to one input."""
+
+    index: int
+    layers: dict[str, _LayerTables]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "layers": {name: tables.to_dict() for name, tables in self.layers.items()}}
+
+
+def _ask(memory: "Memory", network: "nn.Module", index: int, row: "Tensor", request: _Request) -> _InputAnswer:
+    """Ask about one input."""
     row = in_precision_of(network, row)
     output_for(network.eval(), row)  # raises if the input does not fit the model
     spotlight = memory.attend(network, row)
-    names = request.layers or list(spotlight)
-    if not request.contribution:
-        return {name: _LayerTables(spotlight[name].collect(*request.tables), None) for name in names}
-    layers = {name: spotlight[name].contribution(request.target) for name in names}
-    return {name: _LayerTables(layer.collect(*request.tables), _LogitSum.of(layer)) for name, layer in layers.items()}
+    layers = {}
+    for name in request.layers or spotlight:
+        if request.contribution:
+            contribution = spotlight[name].contribution(request.target)
+            layers[name] = _LayerTables(contribution.collect(*request.tables), _LogitSum.of(contribution))
+        else:
+            layers[name] = _LayerTables(spotlight[name].collect(*request.tables), None)
+    return _InputAnswer(index, layers)
 
 
-def _print_layer(out: "Console", answer: _LayerTables, groups: str, top: str) -> None:
+def _print_answer(out: "Console", answer: _InputAnswer, groups: str, top: str) -> None:
+    """Print the answers of all layers; `groups` and `top` are titles."""
     from dualform import terminal
 
-    best, *totals = answer.tables
-    what = "attention"
-    if answer.total is not None:
-        what = f"contribution to the logit of class {answer.total.target}"
-        top = f"{top} by contribution"
-        out.print(str(answer.total))
-    for total in totals:
-        out.print(terminal.bars(total, f"{what} by {groups}"))
-    out.print(terminal.table(best, top), "")
+    for name, layer in answer.layers.items():
+        out.print(f"input {answer.index}, layer {name}", style="bold")
+        best, *totals = layer.tables
+        what, title = "attention", top
+        if layer.total is not None:
+            what, title = f"contribution to the logit of class {layer.total.target}", f"{top} by contribution"
+            out.print(str(layer.total))
+        for total in totals:
+            out.print(terminal.bars(total, f"{what} by {groups}"))
+        out.print(terminal.table(best, title), "")
