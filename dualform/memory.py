@@ -78,10 +78,12 @@ class Memory:
 
     @property
     def path(self) -> Path:
+        """The run's directory."""
         return self._run.path
 
     @property
     def layers(self) -> list[str]:
+        """Names of the recorded layers."""
         return list(self._run.layers)
 
     @property

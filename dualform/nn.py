@@ -77,6 +77,7 @@ class LSTM(nn.LSTM):
         return handle
 
     def forward(self, input: Tensor, hx: States | None = None) -> tuple[Tensor, States]:  # type: ignore[override]  # noqa: A002
+        """Compute what torch.nn.LSTM computes, and show taps the keys on the way."""
         if isinstance(input, PackedSequence):
             raise RecordingError(
                 "dualform.nn.LSTM expected a tensor, got a PackedSequence: pad it (torch.nn.utils.rnn."

@@ -55,6 +55,7 @@ class Top:
         return (self.per, *(name for name in by if name != self.per))
 
     def route(self, batch: QueryBatch) -> Route:
+        """Choose an index, if enough was asked for one to pay, or a scan of all slots."""
         if self.k < 1:
             raise QueryError(f"k must be at least 1, not {self.k}")
         if self.per is None or self.absolute:
@@ -112,6 +113,7 @@ class _Sum:
         raise NotImplementedError
 
     def route(self, batch: QueryBatch) -> Route:
+        """Choose the cheapest way that is exact: summed keys, counted keys, or a scan of all slots."""
         if self._sums.absolute:
             batch.sources.view.need_single_slots("sizes of single weights")
         if isinstance(self._sums.by, int):
@@ -180,6 +182,7 @@ class Output:
     """
 
     def route(self, batch: QueryBatch) -> Route:
+        """Choose a scan of all slots, or the weights that are summed up from them."""
         duals, layer, queries = batch.sources.duals, batch.layer, batch.queries
         fold = duals.of(layer.name).output_fold(queries)
         if fold is None:

@@ -32,6 +32,7 @@ class LayerCertificate:
         return [span for span in spans if not span.ok(tolerance)]
 
     def ok(self, tolerance: float) -> bool:
+        """Return whether the whole run and each chapter are exact."""
         return not self.failed(tolerance)
 
     def to_dict(self, tolerance: float) -> dict[str, Any]:
@@ -83,6 +84,7 @@ class Certificate:
 
     @property
     def relative_error(self) -> float:
+        """The largest of all layers."""
         return max((layer.relative_error for layer in self.layers.values()), default=0.0)
 
     @property
@@ -103,6 +105,7 @@ class Certificate:
         return f"dual = primal to {self.relative_error:.1e} ({within})"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as data."""
         return {
             "ok": self.ok,
             "headline": self.headline,

@@ -84,6 +84,7 @@ class GroupWeights:
 
     @property
     def layers(self) -> list[str]:
+        """Names of the recorded layers."""
         return list(self._weights)
 
     @property

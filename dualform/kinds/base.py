@@ -73,6 +73,7 @@ class Kind(ABC):
         return modules.get(layer)
 
     def key_layout(self, d_in: int) -> KeyLayout:
+        """Return how a key is stored: as `d_in` numbers, unless a kind knows better."""
         return KeyLayout(d_in)
 
     def key_dtype(self, dtype: torch.dtype) -> torch.dtype:

@@ -17,6 +17,7 @@ class Estimate:
 
     @property
     def nbytes(self) -> int:
+        """All bytes together."""
         return sum(self.layers.values()) + self.snapshots
 
     def __str__(self) -> str:

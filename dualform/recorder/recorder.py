@@ -134,7 +134,7 @@ def record(
         model: The model as it is trained.
         optimizer: Its optimiser, or a list of them.
         path: The run's directory, or a backend such as `dualform.store.InMemory()`.
-        layers: A name, a pattern such as "encoder.*", or a list of them; what "*" has to leave out is in
+        layers: A name, a pattern such as `encoder.*`, or a list of them; what `*` has to leave out is in
             `recorder.skipped`.
         dtype: The precision of stored keys and values: "float16" (rows scaled by powers of two), "float32" or
             "float64". None is "float16", but "float32" for values of optimisers that divide elementwise, such as

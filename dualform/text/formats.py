@@ -56,7 +56,7 @@ def escape_markdown(words: str) -> str:
 
 
 def to_html(passage: Passage, largest: float | None = None) -> str:
-    """Return a passage as HTML with marks as <mark> elements, stronger the larger their score.
+    """Return a passage as HTML with marks as `<mark>` elements, stronger the larger their score.
 
     Args:
         passage: what to format.
