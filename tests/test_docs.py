@@ -13,11 +13,9 @@ import pytest
 from torch.optim import Optimizer
 
 import dualform
-from dualform import errors, viewer
-from dualform.algebra import unregister
+from dualform import algebra, errors, kinds, viewer
 from dualform.experiments.sections import number
 from dualform.inputs import read_inputs
-from dualform.kinds import registry
 from tests.markdown import DOCS, ROOT, blocks, check_command, commands, links, read, run_python, without_measures
 
 RESULTS = DOCS / "results"
@@ -59,16 +57,17 @@ def test_the_python_of_a_page_runs_and_prints_what_is_shown(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))  # what is registered is forgotten afterwards
-    names: dict[str, object] = {}
+    names, known = dict[str, object](), set(kinds.KINDS.values())
     before = PREDECESSORS.get(page)
     if before:
         assert Path(before).name in {Path(target).name for target in links(read(page))}
         run_python([before], names)
         capsys.readouterr()
     run_python([page], names)
+    for kind in set(kinds.KINDS.values()) - known:  # what is registered is forgotten afterwards
+        kinds.unregister(kind)
     for defined in [value for value in names.values() if isinstance(value, type) and issubclass(value, Optimizer)]:
-        unregister(defined)
+        algebra.unregister(defined)
     printed = without_measures(capsys.readouterr().out)
     for shown in blocks(read(page), "text"):
         assert without_measures(shown) in printed

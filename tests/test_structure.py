@@ -67,6 +67,33 @@ def test_only_the_public_interface_is_used(room: str) -> None:
     assert not wrong
 
 
+# Tests ask through public names, but for what nothing else can show.
+PRIVATE = {
+    "tests/benchmarks/test_peers.py": "processes that fail",
+    "tests/benchmarks/test_suite.py": "figures as people read them",
+    "tests/dual/test_group_weights.py": "in which pieces slots are read",
+    "tests/dual/test_replay.py": "how often a step is replayed",
+    "tests/recorder/test_recorder.py": "which memory is given back while a chapter is written",
+    "tests/recorder/test_waiting.py": "how long steps wait to be audited",
+    "tests/viewer/test_concurrency.py": "work in the background that goes on while requests are answered",
+    "tests/viewer/test_muting.py": "which thread a request is answered in",
+}
+OTHERS = {"_C", "_dynamo", "_exit", "_replace", "_version", "_repr_html_"}  # torch's, Python's, notebooks'
+
+
+def test_tests_ask_through_public_names() -> None:
+    private = set()
+    root = PACKAGE.parent
+    for path in (root / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Attribute) or not re.fullmatch(r"_[a-zA-Z].*", node.attr):
+                continue
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own and node.attr not in OTHERS and not node.attr.endswith("_hooks"):
+                private.add(path.relative_to(root).as_posix())
+    assert private == set(PRIVATE)
+
+
 def test_the_public_names() -> None:
     assert sorted(dualform.__all__) == [
         "Certificate",

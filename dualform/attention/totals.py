@@ -88,7 +88,7 @@ class KeySumFold:
     """Sums up the keys in each group: by linearity, all totals for any query without another scan."""
 
     def __init__(self, grouping: Grouping, d_in: int, factors: Factors | None = None) -> None:
-        self._grouping, self._factors = grouping, factors
+        self._grouping, self._factors, self.d_in = grouping, factors, d_in
         self._sums = torch.zeros(grouping.size, d_in, dtype=torch.float64)
         self.nonnegative = True
 
@@ -113,7 +113,7 @@ class KeyCountFold:
     """Counts for each stored key how much its slots in each group count together: each is then scored once."""
 
     def __init__(self, slots: Slots, grouping: Grouping, factors: Factors | None) -> None:
-        self._slots, self._grouping, self._factors = slots, grouping, factors
+        self._slots, self._grouping, self._factors, self.d_in = slots, grouping, factors, slots.layer.d_in
         self._counts = torch.zeros(slots.stored, grouping.size, dtype=torch.float64)
 
     def add(self, block: Block) -> None:

@@ -3,9 +3,10 @@
 from dualform.kinds.base import Candidate, Kind, OnErrors, OnKeys
 from dualform.kinds.keys import Keys, paired_with
 from dualform.kinds.probe import Probe
-from dualform.kinds.registry import candidates, check_kinds, kind_of, match_modules, register
+from dualform.kinds.registry import KINDS, candidates, check_kinds, kind_of, match_modules, register, unregister
 
 __all__ = [
+    "KINDS",
     "Candidate",
     "Keys",
     "Kind",
@@ -18,4 +19,5 @@ __all__ = [
     "match_modules",
     "paired_with",
     "register",
+    "unregister",
 ]

@@ -7,6 +7,7 @@ Nobody outside of this room asks for a kind by its name.
 """
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 from torch import nn
 
@@ -18,6 +19,7 @@ from dualform.kinds.linear import Linear
 from dualform.store.schema import Layer, Manifest, clean_name
 
 _KINDS: dict[str, Kind] = {kind.name: kind for kind in (Linear(), Embedding(), Gates())}
+KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)  # by name; to be read only
 
 
 def register(kind: Kind) -> None:
@@ -29,6 +31,11 @@ def register(kind: Kind) -> None:
         kind: What to record and to answer with, for the layers it finds.
     """
     _KINDS[kind.name] = kind
+
+
+def unregister(kind: Kind) -> None:
+    """Forget a kind."""
+    del _KINDS[kind.name]
 
 
 def kind_of(layer: Layer) -> Kind:

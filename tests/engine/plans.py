@@ -70,8 +70,7 @@ def plain(answer: Any) -> Any:
     if isinstance(answer, TotalFold):
         return {"totals": answer.totals, "visits": plain(answer.visits)}
     if isinstance(answer, KeySumFold | KeyCountFold):
-        width = answer._slots.layer.d_in if isinstance(answer, KeyCountFold) else answer._sums.shape[1]
-        queries = torch.eye(width, dtype=torch.float64)
+        queries = torch.eye(answer.d_in, dtype=torch.float64)
         return {"totals": answer.totals(queries), "nonnegative": getattr(answer, "nonnegative", None)}
     if isinstance(answer, Visits):
         return dict(vars(answer))

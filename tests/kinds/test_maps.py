@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from dualform import nn as dualnn
-from dualform.kinds import Kind, Probe, candidates, kind_of, paired_with, registry
+from dualform.kinds import KINDS, Kind, Probe, candidates, kind_of, paired_with
 from dualform.store.schema import Layer, Parameter, Use
 
 SIZES = st.integers(1, 7)
@@ -127,7 +127,7 @@ each_kind = pytest.mark.parametrize("kind", MODULES)
 
 
 def test_every_registered_kind_is_tested_here() -> None:
-    assert set(MODULES) == set(registry._KINDS)
+    assert set(MODULES) == set(KINDS)
 
 
 @each_kind

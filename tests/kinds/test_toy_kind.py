@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.errors import RunError
-from dualform.kinds import Candidate, Kind, register, registry
+from dualform.kinds import KINDS, Candidate, Kind, register, unregister
 from dualform.store import Layer, Use
 from tests.dense import Dense, example_gradients
 
@@ -56,9 +56,12 @@ class TransposedKind(Kind):
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_KINDS", dict(registry._KINDS))  # what is registered is forgotten afterwards
-    register(TransposedKind())
+def _registered() -> Iterator[None]:
+    kind = TransposedKind()
+    register(kind)
+    yield
+    if kind.name in KINDS:
+        unregister(kind)
 
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -206,7 +209,7 @@ def test_its_attention_weights_are_products_with_its_inputs(tmp_path: Path) -> N
 
 def test_a_run_of_a_kind_that_nobody_registered_is_refused(tmp_path: Path) -> None:
     trained(tmp_path / "run", "SGD")
-    del registry._KINDS["Transposed"]
+    unregister(KINDS["Transposed"])
     with pytest.raises(RunError) as refused:
         dualform.load(tmp_path / "run")
     assert str(tmp_path / "run" / "manifest.json") in str(refused.value)

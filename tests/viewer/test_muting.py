@@ -26,6 +26,7 @@ OPTIMISERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2),
 }
 
+FEW = settings(max_examples=settings().max_examples // 3)
 TASK = st.sampled_from(list(runs.TASKS))
 SETS = st.one_of(
     st.builds(lambda label: {"label": [label]}, st.integers(0, 2)),
@@ -66,7 +67,7 @@ def said(opened_run: OpenedRun, model: torch.nn.Module, index: int = 4) -> torch
     return torch.softmax(model(opened_run.inputs.row(index)), dim=1)[0].detach()
 
 
-@settings(max_examples=15)
+@FEW
 @given(sets=st.lists(SETS, min_size=1, max_size=4))
 def test_any_sets_are_muted_as_views_are(opened_run: OpenedRun, muting: Muting, sets: list[dict[str, Any]]) -> None:
     assert opened_run.network is not None
@@ -88,10 +89,10 @@ def test_each_layer_alone(opened_run: OpenedRun, muting: Muting) -> None:
         assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_the_python_makes_the_same(muting: Muting) -> None:
+def test_the_python_makes_the_same(opened_run: OpenedRun, muting: Muting) -> None:
     sets: list[dict[str, Any]] = [{"task": ["stripes"], "label": [1]}, {"id": [3, 4, 40]}, {"steps": [3, 9]}]
     ids = [3, 4, 40]
-    known = set(muting._memory.visits("0", by="id")["id"].tolist())
+    known = set(opened_run.memory.visits("0", by="id")["id"].tolist())
     sets[1] = {"id": [one for one in ids if one in known]}
     answer = ask(muting, sets)
     assert_close(
