@@ -33,18 +33,18 @@ SCRIPTS: Mapping[str, Any] = {
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
-    """Everything, one script after the other; the goals' figures at the top."""
-    found: dict[str, Any] = {}
+    """Run all scripts, one after the other; measurements with goals come first."""
+    headline: dict[str, Any] = {}
     details: dict[str, Any] = {}
     for name, script in SCRIPTS.items():
         print(f"{name} ...", file=sys.stderr, flush=True)
         details[name] = _measured(script.measure, data, quick)
-        found |= {key: details[name][key] for key in _SHOWN if key in details[name]}
-    return {**found, "goals": goals(details), "quick": quick, "machine": machine(), "details": details}
+        headline |= {key: details[name][key] for key in _SHOWN if key in details[name]}
+    return {**headline, "goals": goals(details), "quick": quick, "machine": machine(), "details": details}
 
 
 def _measured(measure: Measure, data: Path | None, quick: bool) -> dict[str, Any]:
-    """Should a script fail, what the others have measured is not lost."""
+    """Run a script; if it fails, the results of the others are not lost."""
     try:
         return measure(data, quick)
     except Exception as error:
@@ -58,7 +58,7 @@ _SHOWN = (
 
 
 def machine() -> dict[str, Any]:
-    """What it was measured on."""
+    """Describe the machine."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -79,15 +79,15 @@ def _processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def report(found: dict[str, Any]) -> str:
-    """Each script's own report, and then the goals."""
-    parts = [f"== {name} ==\n{_report_of(name, one)}" for name, one in found["details"].items()]
-    lines = [f"{goal['met']:<4} {goal['claim']}: {goal['found']} (goal {goal['goal']})" for goal in found["goals"]]
+def report(results: dict[str, Any]) -> str:
+    """Return each script's own report, and then the goals."""
+    parts = [f"== {name} ==\n{_report_of(name, measured)}" for name, measured in results["details"].items()]
+    lines = [f"{goal['met']:<4} {goal['claim']}: {goal['found']} (goal {goal['goal']})" for goal in results["goals"]]
     return "\n\n".join([*parts, "== goals ==\n" + "\n".join(lines)])
 
 
-def _report_of(name: str, one: dict[str, Any]) -> str:
-    text: str = one.get("failed") or SCRIPTS[name].report(one)
+def _report_of(name: str, measured: dict[str, Any]) -> str:
+    text: str = measured.get("failed") or SCRIPTS[name].report(measured)
     return text
 
 

@@ -20,20 +20,20 @@ def run(name: str, doc: str | None, measure: Measure, report: Report) -> None:
     parser.add_argument("--data", default=os.environ.get("DUALFORM_DATA"), help="a directory with mnist/ in it")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
-    found = measure(None if options.data is None else Path(options.data), options.quick)
-    print(json.dumps(found, indent=1) if options.json else report(found))
+    results = measure(None if options.data is None else Path(options.data), options.quick)
+    print(json.dumps(results, indent=1) if options.json else report(results))
 
 
 def seconds(work: Callable[[int], object], times: int) -> list[float]:
-    """Of each of so many calls, which are told their number."""
-    found = []
+    """Return the seconds of several calls, each of which gets its number."""
+    seconds = []
     for number in range(times):
         began = perf_counter()
         work(number)
-        found.append(perf_counter() - began)
-    return found
+        seconds.append(perf_counter() - began)
+    return seconds
 
 
 def in_ms(times: Sequence[float]) -> dict[str, float]:
-    """The quickest, the median, and how much longer the slowest took."""
+    """Return the fastest, the median, and how much longer the slowest took."""
     return {"min": 1e3 * min(times), "median": 1e3 * median(times), "spread": 1e3 * (max(times) - min(times))}

@@ -18,46 +18,46 @@ _OF_SLOTS = ("pass_step", "pass_rows", "factors", "value_exponent", "visits")
 
 
 def contents(path: Where) -> dict[str, Bits]:
-    """Ledger, audit, slots and tags of all steps, and the state at the end: dtype, shape and bytes of each."""
+    """Return dtype, shape and bytes of everything in a run: ledger, audit, slots and tags, and the state at the end."""
     run = Run(path)
     assert run.unread is None, run.unread
     chapters = [shard for _, shard in run.chapters]
-    found = {"end": np.array([f"{run.steps} steps", str(run.ended)])}
+    arrays = {"end": np.array([f"{run.steps} steps", str(run.ended)])}
     for layer in run.manifest.layers:
-        found |= {f"ledger/{use.parameter.name}": run.ledger(use.parameter.name) for use in layer.trained}
-        found[f"audit/{layer.name}"] = _joined(f"audit/{layer.name}", chapters)
-        found |= _slots(run, layer, [shard for shard in chapters if shard.slots(layer.name)])
+        arrays |= {f"ledger/{use.parameter.name}": run.ledger(use.parameter.name) for use in layer.trained}
+        arrays[f"audit/{layer.name}"] = _joined(f"audit/{layer.name}", chapters)
+        arrays |= _slots(run, layer, [shard for shard in chapters if shard.slots(layer.name)])
     final = run.snapshot(run.steps)
-    found |= {name: final[name] for name in final.names("state/")}
-    return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in found.items()}
+    arrays |= {name: final[name] for name in final.names("state/")}
+    return {name: (str(array.dtype), array.shape, array.tobytes()) for name, array in arrays.items()}
 
 
 def _slots(run: Run, layer: Layer, shards: Sequence[Shard]) -> dict[str, Array]:
     prefix = f"slots/{layer.name}"
     names = [f"{prefix}/{name}" for name in _OF_SLOTS if f"{prefix}/{name}" in shards[0]]
-    found = {name: _joined(name, shards) for name in names}
+    arrays = {name: _joined(name, shards) for name in names}
     if run.manifest.storage.values:
-        found[f"{prefix}/values"] = np.concatenate([s.values(layer, slice(0, s.slots(layer.name))) for s in shards])
+        arrays[f"{prefix}/values"] = np.concatenate([s.values(layer, slice(0, s.slots(layer.name))) for s in shards])
     index = _key_index(layer, shards)
     for name in ("keys", "key_exponent"):
         if f"{prefix}/{name}" in shards[0]:
-            found[f"{prefix}/{name}"] = _joined(f"{prefix}/{name}", shards)[index]
+            arrays[f"{prefix}/{name}"] = _joined(f"{prefix}/{name}", shards)[index]
     for tag, kind in run.tags.items():
         columns = [shard.tag(layer.name, tag) for shard in shards]
         if kind == "string":
             columns = [shard.strings(layer.name, tag)[codes] for shard, codes in zip(shards, columns, strict=True)]
-        found[f"tags/{layer.name}/{tag}"] = np.concatenate(columns)  # as wide as the widest shard needs
-    return found
+        arrays[f"tags/{layer.name}/{tag}"] = np.concatenate(columns)  # as wide as the widest shard needs
+    return arrays
 
 
 def _key_index(layer: Layer, shards: Sequence[Shard]) -> Array:
-    """Of each slot, the row of its key among those of all shards."""
-    name, first, found = f"slots/{layer.name}/key_index", 0, []
+    """Return for each slot the row of its key among those of all shards."""
+    name, first, parts = f"slots/{layer.name}/key_index", 0, []
     for shard in shards:
         rows = shard.key_rows(layer.name)
-        found.append(shard[name] if name in shard else first + np.arange(rows))
+        parts.append(shard[name] if name in shard else first + np.arange(rows))
         first += rows
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def _joined(name: str, shards: Sequence[Shard]) -> Array:

@@ -43,25 +43,25 @@ from dualform.store.schema import shard_name
 from dualform.store.summary import ending
 
 _CHAPTER_BYTES = 20_000, 40_000  # another length in each life: shards left over would not fit the new ones
-_PATIENCE = 60.0  # seconds for a life that is not to be killed; it takes about one
+_TIMEOUT = 60.0  # seconds for a life that is not to be killed; it takes about one
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Of what each kill costs."""
+    """Mean and maximum of what kills cost."""
 
     mean: float
     worst: float
 
     @classmethod
-    def of(cls, found: Sequence[float]) -> "Spread":
-        return cls(fmean(found), max(found)) if found else cls(0.0, 0.0)
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(fmean(values), max(values)) if values else cls(0.0, 0.0)
 
 
 @dataclass
 class Counts:
-    """What became of the kills, and what they hit."""
+    """What the kills hit, and what came after them."""
 
     kills: int = 0  # of runs that had begun
     opened: int = 0
@@ -80,7 +80,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class Result:
-    """Of all kills, how many did no harm, what they hit, and what they cost."""
+    """How many kills did no harm, what they hit, and what they cost."""
 
     asked: int
     counts: Counts
@@ -107,7 +107,7 @@ class Trial:
     def __init__(self, base: Path, kills: int, seed: int) -> None:
         self.base = base
         self.counts = Counts()
-        self.step_seconds = _PATIENCE / STEPS
+        self.step_seconds = _TIMEOUT / STEPS
         self.lost_steps: list[int] = []  # of each kill
         self.resuming: list[float] = []  # of each kill, when it was made good; shorter by those that were not yet
         self._kills, self._seed, self._random, self._lives = kills, seed, Random(seed), 0
@@ -125,7 +125,7 @@ class Trial:
 
     def _uninterrupted(self, directory: Path) -> dict[str, Bits]:
         directory.mkdir()
-        self._one_life(directory, _PATIENCE)
+        self._one_life(directory, _TIMEOUT)
         return contents(directory / "run")
 
     def _train_to_the_end(self, directory: Path) -> None:
@@ -138,13 +138,13 @@ class Trial:
         self.counts.identical += 1
 
     def _delay(self) -> float:
-        """Seconds to the next kill; when there were enough, the last life is let be."""
+        """Return the seconds until the next kill; after enough kills, the last process is not killed."""
         if self.counts.kills >= self._kills:
-            return _PATIENCE
+            return _TIMEOUT
         return self._random.uniform(0, 1.1 * STEPS * self.step_seconds)
 
     def _one_life(self, directory: Path, seconds: float) -> bool:
-        """Whether it came to its end; if not, what it left has been examined."""
+        """Run one process. Returns whether it came to its end; if not, its run has been checked."""
         before = _saved(directory)
         self._lives += 1
         size = self._random.randint(*_CHAPTER_BYTES)
@@ -153,15 +153,15 @@ class Trial:
             self._note_resumed(life.watch, before)
         if life.ended:
             self._note_speed(life)
-        elif seconds >= _PATIENCE:
-            raise Failed(f"training hangs: it has not come to its end within {_PATIENCE:.0f} s")
+        elif seconds >= _TIMEOUT:
+            raise Failed(f"training hangs: it has not come to its end within {_TIMEOUT:.0f} s")
         else:
             self._workers += [life.watch.worker] if life.watch.worker else []
             self._examine(directory, life.watch)
         return life.ended
 
     def _note_speed(self, life: Life) -> None:
-        """Of the quickest uninterrupted life: a busy machine must not have the kills come too late."""
+        """Return the seconds of the fastest uninterrupted process: on a busy machine kills must not come too late."""
         if life.watch.first == 0:
             self.step_seconds = min(self.step_seconds, life.seconds / STEPS)
 
@@ -210,7 +210,7 @@ class Trial:
             steps=STEPS,
             step_ms=1e3 * self.step_seconds,
             lost_steps=Spread.of(self.lost_steps),
-            resume_ms=Spread.of([1e3 * one for one in self.resuming]),
+            resume_ms=Spread.of([1e3 * seconds for seconds in self.resuming]),
             lost_ms=Spread.of([1e3 * (steps * self.step_seconds + resuming) for steps, resuming in made_good]),
             seconds=seconds,
             seed=self._seed,
@@ -220,7 +220,7 @@ class Trial:
 
 
 def _saved(directory: Path) -> int:
-    """The step of the checkpoint; 0: there is none."""
+    """Return the step of the checkpoint, 0 if there is none."""
     path = directory / "checkpoint.pt"
     return int(torch.load(path)["step"]) if path.exists() else 0
 
@@ -240,7 +240,7 @@ def _check_end(run: Run, watch: Watch) -> None:
 
 
 def _certify(path: Path, saved: int) -> None:
-    """Every chapter there is, and none of a checkpoint's missing."""
+    """Check every chapter, and that none of a checkpoint's is missing."""
     memory = dualform.load(path)
     if memory.steps < saved:
         raise Failed(f"only {memory.steps} steps are there, the checkpoint is of step {saved}")
@@ -268,15 +268,15 @@ def crash(kills: int, seed: int) -> Result:
 
 
 def _adopt_orphans() -> None:
-    """A worker whose parent was killed becomes a child of this process, which can wait for it."""
+    """Make workers whose parent was killed children of this process, which can wait for them."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def _report(found: Result) -> str:
-    n = found.counts
+def _report(result: Result) -> str:
+    n = result.counts
     lines = [
-        f"{n.kills} of {found.asked} kills of runs of {found.steps} steps, and {n.early} before a run began",
+        f"{n.kills} of {result.asked} kills of runs of {result.steps} steps, and {n.early} before a run began",
         f"opened     {n.opened}",
         f"certified  {n.certified}",
         f"resumed    {n.resumed}, {n.begun_again} of them from the start, for want of a checkpoint",
@@ -284,12 +284,14 @@ def _report(found: Result) -> str:
         f"hit        {n.while_resuming} while resuming, {n.while_writing} while writing a shard, "
         f"{n.while_saving} while saving a checkpoint, {n.after_closing} after closing, "
         f"{n.beside_worker} beside a worker",
-        f"lost       {found.lost_ms.mean:.0f} ms a kill, {found.lost_ms.worst:.0f} at worst: "
-        f"{found.lost_steps.mean:.1f} steps of {found.step_ms:.1f} ms ({found.lost_steps.worst} at worst) and "
-        f"{found.resume_ms.mean:.0f} ms to resume ({found.resume_ms.worst:.0f} at worst)",
-        f"took       {found.seconds:.0f} s",
+        f"lost       {result.lost_ms.mean:.0f} ms a kill, {result.lost_ms.worst:.0f} at worst: "
+        f"{result.lost_steps.mean:.1f} steps of {result.step_ms:.1f} ms ({result.lost_steps.worst} at worst) and "
+        f"{result.resume_ms.mean:.0f} ms to resume ({result.resume_ms.worst:.0f} at worst)",
+        f"took       {result.seconds:.0f} s",
     ]
-    return "\n".join([*lines, *([f"FAILED     {found.failure}", f"kept in    {found.kept}"] if found.failure else [])])
+    return "\n".join(
+        [*lines, *([f"FAILED     {result.failure}", f"kept in    {result.kept}"] if result.failure else [])]
+    )
 
 
 def main() -> None:
@@ -298,9 +300,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
-    found = crash(options.kills, options.seed)
-    print(json.dumps({**asdict(found), "ok": found.ok}, indent=1) if options.json else _report(found))
-    sys.exit(0 if found.ok else 1)
+    result = crash(options.kills, options.seed)
+    print(json.dumps({**asdict(result), "ok": result.ok}, indent=1) if options.json else _report(result))
+    sys.exit(0 if result.ok else 1)
 
 
 if __name__ == "__main__":

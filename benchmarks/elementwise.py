@@ -32,7 +32,7 @@ _LR = {"Adagrad": 1e-2}
 
 
 class Watched:
-    """The highest anonymous memory of this process inside a `with` block, above what it was before."""
+    """Measures the highest anonymous memory of this process inside a `with` block, minus what it was before."""
 
     def __enter__(self) -> "Watched":
         self._process, self._done = psutil.Process(), Event()
@@ -90,7 +90,7 @@ def measure(data: Data, optimizer: str, steps: int, dtype: str) -> dict[str, Any
         "verify_vs_training": verify / plain,
         "contributions_vs_training": sum(seconds.values()) / plain,
         "seconds": {"plain": plain, "recorded": recorded, "verify": verify, "contributions": seconds},
-        "relative_error": {name: one.relative_error for name, one in certificate.layers.items()},
+        "relative_error": {name: layer.relative_error for name, layer in certificate.layers.items()},
         "certificate": certificate.headline,
         "added_up": added_up,
         "memory_mb": {"verify": of_verify.highest, "contributions": of_contributions.highest},
@@ -102,20 +102,21 @@ def measure(data: Data, optimizer: str, steps: int, dtype: str) -> dict[str, Any
     }
 
 
-def _report(found: dict[str, Any]) -> str:
-    seconds, memory = found["seconds"], found["memory_mb"]
-    errors = ", ".join(f"{error:.1e}" for error in found["relative_error"].values())
-    added_up = ", ".join(f"{error:.1e}" for error in found["added_up"].values())
-    by_layer = ", ".join(f"{one:.1f}" for one in seconds["contributions"].values())
+def _report(results: dict[str, Any]) -> str:
+    seconds, memory = results["seconds"], results["memory_mb"]
+    errors = ", ".join(f"{error:.1e}" for error in results["relative_error"].values())
+    added_up = ", ".join(f"{error:.1e}" for error in results["added_up"].values())
+    by_layer = ", ".join(f"{value:.1f}" for value in seconds["contributions"].values())
     return "\n".join(
         [
-            f"{found['steps']} steps of {found['optimizer']} on {found['data']} data, stored as {found['dtype']}",
+            f"{results['steps']} steps of {results['optimizer']} on {results['data']} data, "
+            f"stored as {results['dtype']}",
             f"training       {seconds['plain']:.1f} s plain, {seconds['recorded']:.1f} s recorded",
-            f"verify         {seconds['verify']:.1f} s, {found['verify_vs_training']:.2f} times the plain training, "
+            f"verify         {seconds['verify']:.1f} s, {results['verify_vs_training']:.2f} times the plain training, "
             f"memory grown by {memory['verify']:.0f} MB",
-            f"certificate    {found['certificate']}; by layer {errors}",
+            f"certificate    {results['certificate']}; by layer {errors}",
             f"contributions  {sum(seconds['contributions'].values()):.1f} s ({by_layer} by layer), "
-            f"{found['contributions_vs_training']:.2f} times the plain training, "
+            f"{results['contributions_vs_training']:.2f} times the plain training, "
             f"memory grown by {memory['contributions']:.0f} MB",
             f"added up       to {added_up} of the output along the direction, by layer",
         ]
@@ -133,8 +134,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
     data = noise() if options.data is None else mnist(Path(options.data))
-    found = measure(data, options.optimizer, options.steps, options.dtype)
-    print(json.dumps(found, indent=1) if options.json else _report(found))
+    results = measure(data, options.optimizer, options.steps, options.dtype)
+    print(json.dumps(results, indent=1) if options.json else _report(results))
 
 
 if __name__ == "__main__":

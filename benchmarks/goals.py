@@ -9,7 +9,7 @@ Details = dict[str, Any]
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure of one script that should be at least, or at most, so much."""
+    """A measurement of one script with a lower or an upper limit."""
 
     claim: str
     of: Callable[[Details], Any]
@@ -18,14 +18,14 @@ class Goal:
 
     def line(self, details: Details) -> dict[str, Any]:
         try:
-            found = self.of(details)
+            measured = self.of(details)
         except KeyError:
-            found = "not measured"
+            measured = "not measured"
         goal = f"at least {self.least:g}" if self.least is not None else f"at most {self.most:g}"
-        if isinstance(found, str):  # why it is not known
-            return {"claim": self.claim, "goal": goal, "found": found, "met": "?"}
-        met = found >= self.least if self.least is not None else found <= (self.most or 0)
-        return {"claim": self.claim, "goal": goal, "found": float(f"{found:.3g}"), "met": "yes" if met else "no"}
+        if isinstance(measured, str):  # why it is not known
+            return {"claim": self.claim, "goal": goal, "found": measured, "met": "?"}
+        met = measured >= self.least if self.least is not None else measured <= (self.most or 0)
+        return {"claim": self.claim, "goal": goal, "found": float(f"{measured:.3g}"), "met": "yes" if met else "no"}
 
 
 GOALS = (

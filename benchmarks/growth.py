@@ -70,7 +70,7 @@ class Settings:
 
 
 class Life(NamedTuple):
-    """What was measured of one run."""
+    """Measurements of one run."""
 
     turns: list[tuple[float, float]]  # seconds: plain, recorded
     ends: float  # seconds of beginning and ending to record
@@ -79,7 +79,7 @@ class Life(NamedTuple):
 
 
 def batches(first: int, steps: int) -> Iterator[Batch]:
-    """Steps `first` and on of a stream that is always the same."""
+    """Yield batches from step `first` on of a stream that is always the same."""
     directions = torch.randn(_CLASSES, _INPUTS, generator=torch.Generator().manual_seed(0))
     for step in range(first, first + steps):
         generator = torch.Generator().manual_seed(1 + step)
@@ -129,7 +129,7 @@ def live(slots: int, width: int, turn: int) -> Life:
 
 
 def ask(path: Path, model: nn.Module) -> list[float]:
-    """Seconds of single queries, the first with loading the run."""
+    """Return the seconds of single queries, the first one including loading the run."""
     _, inputs, _ = next(batches(first=1 << 40, steps=1))  # seen by no training
     memory, loading = timed(dualform.load, path)
 
@@ -142,23 +142,23 @@ def ask(path: Path, model: nn.Module) -> list[float]:
 
 
 def point(slots: int, width: int, settings: Settings) -> Point:
-    """As many runs as it takes for enough turns; the quickest counts."""
+    """Measure as many runs as are needed for enough turns; the fastest counts."""
     lives = [live(slots, width, settings.turn)]
-    while sum(len(one.turns) for one in lives) < settings.turns:
+    while sum(len(life.turns) for life in lives) < settings.turns:
         lives.append(live(slots, width, settings.turn))
-    ratios = [recorded / plain for one in lives for plain, recorded in one.turns]
-    further = [seconds for one in lives for seconds in one.queries[1 + _BETWEEN :]]
+    ratios = [recorded / plain for life in lives for plain, recorded in life.turns]
+    further = [seconds for life in lives for seconds in life.queries[1 + _BETWEEN :]]
     return {
         "slots": slots,
         "width": width,
-        "plain": min(sum(plain for plain, _ in one.turns) for one in lives),
-        "recorded": min(one.ends + sum(recorded for _, recorded in one.turns) for one in lives),
+        "plain": min(sum(plain for plain, _ in life.turns) for life in lives),
+        "recorded": min(life.ends + sum(recorded for _, recorded in life.turns) for life in lives),
         "ratio": median(ratios),
         "ratios": sorted(ratios),
         "bytes": lives[-1].bytes,
         "bytes_per_slot": lives[-1].bytes / slots,
-        "first": min(one.queries[0] for one in lives),
-        "between": min(max(one.queries[1 : 1 + _BETWEEN]) for one in lives),
+        "first": min(life.queries[0] for life in lives),
+        "between": min(max(life.queries[1 : 1 + _BETWEEN]) for life in lives),
         "further": min(further),
         "further_median": median(further),
         "further_spread": max(further) - min(further),
@@ -167,7 +167,7 @@ def point(slots: int, width: int, settings: Settings) -> Point:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-    """The exponent p of y = c x^p, by least squares of the logarithms."""
+    """Return the exponent p of y = c x^p, by least squares of the logarithms."""
     if len(set(x)) < 2 or len(x) != len(y) or min(*x, *y) <= 0:
         raise ValueError(f"a slope needs two or more different sizes, all numbers above zero: not {x} and {y}")
     across, up = np.log(x), np.log(y)
@@ -176,31 +176,31 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def slopes(points: Sequence[Point], over: str) -> dict[str, float]:
-    """Of all that grows."""
-    return {name: slope([one[over] for one in points], [one[name] for one in points]) for name in _GROWING}
+    """Return the slopes of everything that grows."""
+    return {name: slope([point[over] for point in points], [point[name] for point in points]) for name in _GROWING}
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
-    """Both sweeps; inputs are random, wherever data may be."""
+    """Measure both sweeps; inputs are random, data are not used."""
     return sweep(Settings.of(quick))
 
 
 def sweep(settings: Settings) -> dict[str, Any]:
-    """The same of any sizes."""
+    """Measure sweeps of any sizes."""
     live(8 * _BATCH, settings.width, settings.turn)  # to warm up: what a process does once is no part of a point
     by_slots = [(slots, settings.width) for slots in settings.slots]
     by_width = [(settings.length, width) for width in settings.widths]
-    found = {shape: point(*shape, settings) for shape in dict.fromkeys(by_slots + by_width)}
-    points = {"slots": [found[shape] for shape in by_slots], "width": [found[shape] for shape in by_width]}
+    measured = {shape: point(*shape, settings) for shape in dict.fromkeys(by_slots + by_width)}
+    points = {"slots": [measured[shape] for shape in by_slots], "width": [measured[shape] for shape in by_width]}
     fitted = {over: slopes(row, over) for over, row in points.items()}
     ends = {over: slopes(row[-2:], over) for over, row in points.items()}
     facts = {"batch": _BATCH, "inputs": _INPUTS, "threads": torch.get_num_threads(), "torch": torch.__version__}
     return {"growth": {**points, "slopes": fitted, "end_slopes": ends}, "settings": {**asdict(settings), **facts}}
 
 
-def report(found: dict[str, Any]) -> str:
-    """A table for each sweep, its slopes below."""
-    settings, growth = found["settings"], found["growth"]
+def report(results: dict[str, Any]) -> str:
+    """Return a table for each sweep, with its slopes below."""
+    settings, growth = results["settings"], results["growth"]
     return "\n".join([
         f"batches of {settings['batch']}, threads: {settings['threads']}, torch {settings['torch']}; "
         "K and M are 1,024 and its square; in brackets: how much longer the slowest took",
@@ -216,12 +216,12 @@ def _table(growth: dict[str, Any], over: str) -> list[str]:
     return ["", head, *map(_line, growth[over]), f"slopes over {over} (of the last two): {', '.join(said)}"]
 
 
-def _line(one: Point) -> str:
-    further = f"{1e3 * one['further']:.1f} ({1e3 * one['further_spread']:.1f})"
+def _line(point: Point) -> str:
+    further = f"{1e3 * point['further']:.1f} ({1e3 * point['further_spread']:.1f})"
     return (
-        f"{in_k(one['slots']):>7}{one['width']:>7}{one['plain']:>11.2f}{one['recorded']:>12.2f}{one['ratio']:>7.2f}"
-        f"{one['bytes'] / 1e6:>10.1f}{one['bytes_per_slot']:>12.0f}{1e3 * one['first']:>11.1f}"
-        f"{1e3 * one['between']:>12.1f}{further:>16}"
+        f"{in_k(point['slots']):>7}{point['width']:>7}{point['plain']:>11.2f}{point['recorded']:>12.2f}{point['ratio']:>7.2f}"
+        f"{point['bytes'] / 1e6:>10.1f}{point['bytes_per_slot']:>12.0f}{1e3 * point['first']:>11.1f}"
+        f"{1e3 * point['between']:>12.1f}{further:>16}"
     )
 
 
@@ -233,10 +233,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.figure:
         require_matplotlib()
-    found = measure(None, options.quick)
-    print(json.dumps(found, indent=1) if options.json else report(found))
+    results = measure(None, options.quick)
+    print(json.dumps(results, indent=1) if options.json else report(results))
     if options.figure:
-        figure(found).savefig(options.figure)
+        figure(results).savefig(options.figure)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Curve:
-    """One of the things that grow: its key among what was measured, words, colour and marker."""
+    """A curve: its key in the measurements, name, colour and marker."""
 
     key: str
     words: str
@@ -33,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """A unit of so many seconds or bytes, and the curves drawn in it."""
+    """A panel: its title, unit and curves."""
 
     title: str
     unit: str
@@ -50,9 +50,9 @@ _PANELS = (
 )
 
 
-def figure(found: dict[str, Any]) -> "Figure":
-    """Two rows of three panels."""
-    settings, growth = found["settings"], found["growth"]
+def figure(results: dict[str, Any]) -> "Figure":
+    """Draw two rows of three panels."""
+    settings, growth = results["settings"], results["growth"]
     whole, body = figure_with_heading(
         5.6,
         "How time and bytes grow with slots and with the width of layers",
@@ -87,20 +87,20 @@ def _draw(axes: "Axes", panel: Panel, growth: dict[str, Any], over: str) -> None
         if curve.key == "further":
             usual = panel.scale * np.array([point["further_median"] for point in points])
             axes.vlines(sizes, values, usual, color=curve.colour, linewidth=2, alpha=0.5)
-    _dress(axes, sizes)
+    _style_axes(axes, sizes)
     _explain(axes, len(panel.curves))
     axes.set_ylabel(panel.unit, fontsize=LABEL, color=INK)
 
 
 def _fitted(sizes: Array, values: Array, slope: float) -> Array:
-    """The line of least squares, given its slope."""
+    """Return the line of least squares with a slope."""
     across = np.log(sizes)
     line: Array = np.exp(np.log(values).mean() + slope * (across - across.mean()))
     return line
 
 
-def _dress(axes: "Axes", sizes: Array) -> None:
-    """Ticks at the points that were measured, and beside them at 1, 10, 100, or closer where these would be few."""
+def _style_axes(axes: "Axes", sizes: Array) -> None:
+    """Put ticks at the measured points, and on the other axis at 1, 10, 100, or closer if these would be few."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xticks(sizes, [in_k(int(size)) if size > 9999 else f"{size:.0f}" for size in sizes])
@@ -118,7 +118,7 @@ def _dress(axes: "Axes", sizes: Array) -> None:
 
 
 def _explain(axes: "Axes", curves: int) -> None:
-    """Say what the curves are, above them."""
+    """Write a legend above the curves."""
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** (0.13 * curves + 0.04))
     axes.legend(loc="upper left", frameon=False, fontsize=SMALL, handletextpad=0.2, borderaxespad=0.1, labelcolor=INK)

@@ -30,11 +30,11 @@ _FORK = get_context("fork")  # torch is imported once, not once a life
 
 
 class Failed(Exception):
-    """What was claimed is not so."""
+    """A claim does not hold."""
 
 
 class Training:
-    """A network, its optimiser and its examples, always the same at first."""
+    """A network, its optimiser and its examples, always with the same initial state."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -55,7 +55,7 @@ class Training:
         self.optimizer.step()
 
     def save(self, path: Path, step: int) -> None:
-        """A whole checkpoint or the one before it, never half of one."""
+        """Write a checkpoint atomically."""
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -65,7 +65,7 @@ class Training:
         temporary.replace(path)
 
     def restore(self, path: Path) -> int:
-        """The step of a checkpoint, whose state this is from now on."""
+        """Load a checkpoint. Returns its step."""
         saved = torch.load(path)
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
@@ -82,7 +82,7 @@ class Stage(IntEnum):
 
 
 class Watch(ctypes.Structure):
-    """How far a life has come, in memory that outlives it."""
+    """How far a process has come, in memory that outlives it."""
 
     _fields_ = (
         ("stage", ctypes.c_int), ("first", ctypes.c_int), ("steps", ctypes.c_int), ("worker", ctypes.c_int),
@@ -100,7 +100,7 @@ class Watch(ctypes.Structure):
 
 
 def train(directory: Path, watch: Watch, with_worker: bool) -> None:
-    """Begin, or go on from the last checkpoint, whichever can be."""
+    """Begin, or resume from the last checkpoint if there is one."""
     training, checkpoint = Training(), directory / "checkpoint.pt"
     watch.stage, looked = Stage.RESUMING, perf_counter()
     done = training.restore(checkpoint) if checkpoint.exists() else None
@@ -134,7 +134,7 @@ def _live(directory: Path, watch: Watch, chapter_bytes: int, with_worker: bool) 
 
 @dataclass(frozen=True)
 class Life:
-    """What is known of a process that trained."""
+    """What is known about a process that trained."""
 
     watch: Watch
     ended: bool  # by itself, and well; if not, it was killed

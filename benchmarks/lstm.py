@@ -41,7 +41,7 @@ class Loop(nn.Module):
 
 
 def contestants(d_in: int, hidden: int) -> dict[str, nn.Module]:
-    """The three modules, with equal weights."""
+    """Make the three modules, with equal weights."""
     torch.manual_seed(0)
     fused, visible, loop = nn.LSTM(d_in, hidden), dualform.nn.LSTM(d_in, hidden), Loop(d_in, hidden)
     visible.load_state_dict(fused.state_dict())
@@ -50,7 +50,7 @@ def contestants(d_in: int, hidden: int) -> dict[str, nn.Module]:
 
 
 def stepper(module: nn.Module, inputs: Tensor, errors: Tensor) -> Callable[[], float]:
-    """A function that takes one step and returns its seconds."""
+    """Return a function that takes one step and returns its seconds."""
 
     def step() -> float:
         module.zero_grad()
@@ -63,7 +63,7 @@ def stepper(module: nn.Module, inputs: Tensor, errors: Tensor) -> Callable[[], f
 
 
 def measure(d_in: int, hidden: int, turns: int) -> dict[str, Any]:
-    """Milliseconds of a step and ratios to torch.nn.LSTM, by module."""
+    """Measure the milliseconds of a step and the ratios to torch.nn.LSTM, by module."""
     inputs, errors = torch.randn(_TIME, _BATCH, d_in), torch.randn(_TIME, _BATCH, hidden)
     steps = {name: stepper(module, inputs, errors) for name, module in contestants(d_in, hidden).items()}
     times = [{name: step() for name, step in steps.items()} for _ in range(turns + 1)][1:]
@@ -78,12 +78,12 @@ def measure(d_in: int, hidden: int, turns: int) -> dict[str, Any]:
     }
 
 
-def _report(found: list[dict[str, Any]]) -> str:
+def _report(results: list[dict[str, Any]]) -> str:
     lines = [
-        f"{_TIME} time steps, batch {_BATCH}, float32, {found[0]['threads']} threads, {found[0]['turns']} turns",
+        f"{_TIME} time steps, batch {_BATCH}, float32, {results[0]['threads']} threads, {results[0]['turns']} turns",
         "hidden  d_in  torch ms  dualform ms  loop ms  dualform / torch (all turns)  loop / torch",
     ]
-    for row in found:
+    for row in results:
         ms, ratio = row["ms"], row["ratio"]
         spread = f"{ratio['dualform']:.2f}  ({row['ratios'][0]:.2f} to {row['ratios'][-1]:.2f})"
         lines.append(
@@ -101,8 +101,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
     sizes = [(d_in, hidden) for hidden in options.hidden or [256, 1024] for d_in in options.input or [64]]
-    found = [measure(d_in, hidden, options.turns) for d_in, hidden in sizes]
-    print(json.dumps(found, indent=1) if options.json else _report(found))
+    results = [measure(d_in, hidden, options.turns) for d_in, hidden in sizes]
+    print(json.dumps(results, indent=1) if options.json else _report(results))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ NO_GROUP = "no control group: allocations are limited (RLIMIT_DATA), the page ca
 
 @contextmanager
 def group(nbytes: int) -> Iterator[tuple[list[str], str]]:
-    """What to put before a command for it to run in a new group of so many bytes, and which kind that is."""
+    """Yield the prefix of a command that runs it with a limit of memory, and the kind of limit."""
     for mount, name in _MOUNTS.items():
         made = _make(mount / f"dualform-{os.getpid()}", name, nbytes)
         if made is not None:
@@ -38,7 +38,7 @@ def group(nbytes: int) -> Iterator[tuple[list[str], str]]:
 
 
 def _make(path: Path, name: str, nbytes: int) -> Path | None:
-    """None where that is not allowed, or there is no such controller."""
+    """Make a new control group; None if that is not allowed, or there is no such controller."""
     try:
         path.mkdir()
     except OSError:
@@ -54,7 +54,7 @@ def _make(path: Path, name: str, nbytes: int) -> Path | None:
 
 
 def _remove(path: Path) -> None:
-    """A process that has ended may still be counted for a moment."""
+    """Remove a control group; a process that has ended may still be counted for a moment."""
     for _ in range(50):
         with suppress(OSError):
             path.rmdir()
@@ -63,7 +63,7 @@ def _remove(path: Path) -> None:
 
 
 def limit_data(nbytes: int) -> bool:
-    """Let this process allocate so many bytes more; private maps of files count, too. False if it cannot be."""
+    """Limit how many more bytes this process may allocate, private file maps included. Returns whether it worked."""
     if sys.platform == "win32":
         return False
     import resource
@@ -76,8 +76,8 @@ def limit_data(nbytes: int) -> bool:
 
 
 def status(name: str) -> int:
-    """Bytes, by what the kernel says of this process: "RssAnon", "VmData"; 0 where it says nothing."""
+    """Return an entry of the kernel's status of this process, "RssAnon" or "VmData", in bytes; 0 if there is none."""
     if not _STATUS.exists():
         return 0
-    found = (line.split() for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
-    return next((int(words[1]) << 10 for words in found), 0)
+    lines = (line.split() for line in _STATUS.read_text().splitlines() if line.startswith(f"{name}:"))
+    return next((int(words[1]) << 10 for words in lines), 0)

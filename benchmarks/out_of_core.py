@@ -47,13 +47,13 @@ _MANIFEST = Manifest("out-of-core", "2022-02-11", "benchmark", Storage(values=Fa
 _BATCH = 4096
 _LABELS = 10
 _DIRECTIONS = 32
-_PATIENCE = 300  # seconds
+_TIMEOUT = 300  # seconds
 _PROJECT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How large the run is, what the process may have, how often each is measured, how many queries are in a batch."""
+    """Size of the run, limit of memory, number of repetitions, queries in a batch."""
 
     run_bytes: int
     limit_bytes: int
@@ -66,7 +66,7 @@ QUICK = Settings(1 << 30, 700 << 20, 2)
 
 
 def write(path: Path, nbytes: int) -> None:
-    """A run of that size, in chapters as the recorder makes them."""
+    """Write a run of a size, in chapters as the recorder makes them."""
     state = {"parameters/layer.weight": Column([np.zeros((800, 800), dtype=np.float32)])}
     writer = RunWriter.begin(path, _MANIFEST, state, chapter_bytes(state), overwrite=False)
     for step in _steps(max(1, nbytes // (2 * LAYER.d_in * _BATCH))):
@@ -77,7 +77,7 @@ def write(path: Path, nbytes: int) -> None:
 
 
 def _steps(count: int) -> Iterator[StepRecord]:
-    """Random keys close to a few directions, as those of trained networks are."""
+    """Make random keys close to a few directions, as those of trained networks are."""
     random = np.random.default_rng(0)
     directions = random.standard_normal((_DIRECTIONS, LAYER.d_in), dtype=np.float32)
     noise = 0.3 * random.standard_normal((_BATCH, LAYER.d_in), dtype=np.float32)  # the same for all: quicker
@@ -90,7 +90,7 @@ def _steps(count: int) -> Iterator[StepRecord]:
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
-    """No data are needed: the run is written among temporary files (TMPDIR), on the disk that is to be measured."""
+    """Measure with a run among temporary files (TMPDIR), on the disk that is measured; no data are needed."""
     settings = QUICK if quick else FULL
     return {"out_of_core": measured(settings), "settings": asdict(settings)}
 
@@ -102,26 +102,26 @@ def measured(settings: Settings) -> dict[str, Any]:
         with group(settings.limit_bytes) as (prefix, limit):
             allowed = 0 if prefix else settings.limit_bytes
             command = [*prefix, sys.executable, "-m", "benchmarks.scanned", str(path), str(allowed)]
-            found = printed([*command, "turns", str(settings.repetitions)])
-            if "failed" in found:
-                raise RuntimeError(f"the scan {found['failed']}, limited by {limit}")
-            return {"limit": limit, **found, "batch": printed([*command, "batch", str(settings.batch)])}
+            scan = printed([*command, "turns", str(settings.repetitions)])
+            if "failed" in scan:
+                raise RuntimeError(f"the scan {scan['failed']}, limited by {limit}")
+            return {"limit": limit, **scan, "batch": printed([*command, "batch", str(settings.batch)])}
 
 
 def printed(command: list[str]) -> dict[str, Any]:
-    """The JSON that a process has printed, or how it failed."""
+    """Return the JSON that a process prints, or how it failed."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=_PROJECT, timeout=_PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=_PROJECT, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
-        return {"failed": f"took more than {_PATIENCE} s"}
+        return {"failed": f"took more than {_TIMEOUT} s"}
     if done.returncode:
         return {"failed": f"ended with code {done.returncode} {done.stderr[-2000:]}".strip()}
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
 
 
-def report(found: dict[str, Any]) -> str:
-    scan, settings = found["out_of_core"], found["settings"]
+def report(results: dict[str, Any]) -> str:
+    scan, settings = results["out_of_core"], results["settings"]
     batch = f"{settings['batch']} queries"
     return "\n".join(
         [

@@ -16,37 +16,37 @@ from benchmarks.growth_figure import figure
 
 _HOME = Path(__file__).parents[1]
 PAGE = _HOME / "docs" / "benchmarks.md"
-FOUND = _HOME / "docs" / "results" / "benchmarks.json"
+RESULTS = _HOME / "docs" / "results" / "benchmarks.json"
 
 _LAYERS = ("layer-0", "layer-1", "layer-2")
 _SLOTS = {"a billion": 1e9, "a trillion": 1e12}
-_DISK = 3e9  # bytes a second: one good disk
+_DISK_BYTES_PER_SECOND = 3e9  # bytes a second: one good disk
 _SKETCHED = 4 * 67  # bytes a slot of a layer 800 wide
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown; numbers stand to the right."""
+    """Return a Markdown table with numbers to the right."""
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *rows])
 
 
-def machine(found: Found) -> str:
-    there = found["machine"]
+def machine(results: Results) -> str:
+    there = results["machine"]
     return (
         f"{there['processor']}, {there['cores']} cores ({there['instructions']}), {there['memory_gb']} GB, "
         f"{there['system']}, Python {there['python']}, torch {there['torch']}, {there['threads']} threads."
     )
 
 
-def goals(found: Found) -> str:
-    rows = [[one["claim"], one["goal"], f"{one['found']}", one["met"]] for one in found["goals"]]
+def goals(results: Results) -> str:
+    rows = [[goal["claim"], goal["goal"], f"{goal['found']}", goal["met"]] for goal in results["goals"]]
     return table(["", "goal", "measured", "met"], rows)
 
 
-def one_query(found: Found) -> str:
-    of_layers = found["details"]["queries"]["one_query_ms"]
+def one_query(results: Results) -> str:
+    of_layers = results["details"]["queries"]["one_query_ms"]
     names = {
         "ours": "dualform, a further query", "read": "reading the stored keys", "torch": "torch, product and topk",
         "faiss": "faiss, flat index", "usearch": "usearch, exact", "first": "dualform, the first query",
@@ -55,8 +55,8 @@ def one_query(found: Found) -> str:
     return table(["", *_LAYERS], [[title, *(_ms(of_layers[n][key]) for n in _LAYERS)] for key, title in names.items()])
 
 
-def many_queries(found: Found) -> str:
-    of_layers = found["details"]["queries"]["many_queries_ms"]
+def many_queries(results: Results) -> str:
+    of_layers = results["details"]["queries"]["many_queries_ms"]
     names = {
         "ours": "dualform, ten best of 1,000 queries", "torch": "torch, ten best of 1,000 queries",
         "ours_deep": "dualform, 500 best of each class, 100 queries",
@@ -65,8 +65,8 @@ def many_queries(found: Found) -> str:
     return table(["", *_LAYERS], [[title, *(_ms(of_layers[n][key]) for n in _LAYERS)] for key, title in names.items()])
 
 
-def totals(found: Found) -> str:
-    of = found["details"]["totals"]
+def totals(results: Results) -> str:
+    of = results["details"]["totals"]
     seconds = of["seconds"]
     rows = [[n, f"{seconds['totals'][n]:.2f} s", f"{seconds['dense'][n]:.0f} s"] for n in _LAYERS]
     ratios = {name: f"{ratio:.0f} times" for name, ratio in of["totals_vs_dense"].items()}
@@ -75,8 +75,8 @@ def totals(found: Found) -> str:
     return table(["", "dualform", "dense", "quicker"], rows)
 
 
-def recording(found: Found) -> str:
-    of = found["details"]["recording"]
+def recording(results: Results) -> str:
+    of = results["details"]["recording"]
     turns = ", ".join(f"{ratio:.2f}" for ratio in of["record_overheads"])
     return (
         f"A recorded step took {of['recorded_ms']['median']:.1f} ms, a plain one {of['plain_ms']['median']:.1f} ms "
@@ -85,8 +85,8 @@ def recording(found: Found) -> str:
     )
 
 
-def out_of_core(found: Found) -> str:
-    of, settings = found["details"]["out_of_core"]["out_of_core"], found["details"]["out_of_core"]["settings"]
+def out_of_core(results: Results) -> str:
+    of, settings = results["details"]["out_of_core"]["out_of_core"], results["details"]["out_of_core"]["settings"]
     rows = [
         ["plain reading", f"{of['disk_gbs'][-1]:.2f} GB/s", ""],
         ["past the page cache", f"{of['direct_gbs'][-1]:.2f} GB/s", ""],
@@ -96,13 +96,13 @@ def out_of_core(found: Found) -> str:
     return table([head, "best", "anonymous memory"], rows)
 
 
-def peers(found: Found) -> str:
+def peers(results: Results) -> str:
     head = ["", "training", "preparation", "first", "100 at once", "one more", "memory", "disk", "same class"]
-    rows = [[name, *_peer(row)] for name, row in found["details"]["peers"]["peers"].items()]
+    rows = [[name, *_peer(row)] for name, row in results["details"]["peers"]["peers"].items()]
     return table(head, rows)
 
 
-def _peer(row: Found) -> list[str]:
+def _peer(row: Results) -> list[str]:
     if "not_available" in row:
         return [row["not_available"], *[""] * 7]
     return [
@@ -112,21 +112,21 @@ def _peer(row: Found) -> list[str]:
     ]  # fmt: skip
 
 
-def growth(found: Found) -> str:
-    return f"```\n{growth_report(found['details']['growth'])}\n```"
+def growth(results: Results) -> str:
+    return f"```\n{growth_report(results['details']['growth'])}\n```"
 
 
-def beyond(found: Found) -> str:
-    """On paper, from what was measured of the paper's network: everything is proportional to slots."""
-    of = found["details"]
+def beyond(results: Results) -> str:
+    """Extrapolate from measurements of the paper's network: everything is proportional to slots."""
+    of = results["details"]
     slots = of["queries"]["settings"]["slots"]
-    each = found["bytes_ratio"] * 4 * 3994  # bytes a slot, all layers
+    each = results["bytes_ratio"] * 4 * 3994  # bytes a slot, all layers
     extra = (of["recording"]["recorded_ms"]["median"] - of["recording"]["plain_ms"]["median"]) / 1e3 / 128
     query = of["queries"]["one_query_ms"]["layer-1"]["ours"]["median"] / 1e3 / slots
     rows = [
         [
             name, _bytes(n * each), _bytes(n * _SKETCHED), _duration(n * extra), _duration(n * query),
-            _duration(n * 1600 / _DISK),
+            _duration(n * 1600 / _DISK_BYTES_PER_SECOND),
         ]
         for name, n in _SLOTS.items()
     ]  # fmt: skip
@@ -155,27 +155,27 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-BLOCKS: Mapping[str, Callable[[Found], str]] = {
+BLOCKS: Mapping[str, Callable[[Results], str]] = {
     "machine": machine, "goals": goals, "one query": one_query, "many queries": many_queries, "totals": totals,
     "recording": recording, "out of core": out_of_core, "peers": peers, "growth": growth, "beyond": beyond,
 }  # fmt: skip
 
 
-def filled(page: str, found: Found) -> str:
-    """The page with every block as the document has it."""
+def filled(page: str, results: Results) -> str:
+    """Return the page with every block made from the results."""
     for name, block in BLOCKS.items():
         mark, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, there, rest = page.partition(mark)
         if not there:
             raise ValueError(f"the page has no block {name!r}")
-        page = f"{before}{mark}{block(found)}\n{end}{rest.partition(end)[2]}"
+        page = f"{before}{mark}{block(results)}\n{end}{rest.partition(end)[2]}"
     return page
 
 
 def main() -> None:
-    found = json.loads(FOUND.read_text())
-    PAGE.write_text(filled(PAGE.read_text(), found))
-    figure(found["details"]["growth"]).savefig(PAGE.with_suffix(".png"))
+    results = json.loads(RESULTS.read_text())
+    PAGE.write_text(filled(PAGE.read_text(), results))
+    figure(results["details"]["growth"]).savefig(PAGE.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -27,16 +27,16 @@ _LENGTH = 60  # tokens of a prompt
 def seconds_to_answer(path: Path, prompts: int) -> list[float]:
     memory = dualform.load(path)
     text, model = Text.load(path / TEXT), memory.model(LanguageModel(**memory.about["arguments"]))
-    found = []
+    seconds = []
     for start in np.linspace(0, len(text) - _LENGTH, prompts, dtype=int).tolist():
         prompt, began = text.excerpt(start, start + _LENGTH), perf_counter()
         ask(memory, model, text, prompt)
-        found.append(perf_counter() - began)
-    return found
+        seconds.append(perf_counter() - began)
+    return seconds
 
 
 def seconds_to_read(path: Path) -> float:
-    """All bytes of the run, nearly all of them keys, added up in words of eight."""
+    """Sum all bytes of the run, nearly all of them keys, in words of eight."""
     began = perf_counter()
     for file in path.glob("shard-*.safetensors"):
         np.memmap(file, np.uint64, mode="r", shape=file.stat().st_size // 8).sum()
@@ -51,11 +51,11 @@ def main() -> None:
     options = parser.parse_args()
     first, *later = seconds_to_answer(options.run, options.prompts)
     reading = median(seconds_to_read(options.run) for _ in range(3))
-    found = {"first": first, "later": median(later), "reading": reading, "later / reading": median(later) / reading}
+    results = {"first": first, "later": median(later), "reading": reading, "later / reading": median(later) / reading}
     if options.json:
-        print(json.dumps(found))
+        print(json.dumps(results))
     else:
-        print("seconds:", ", ".join(f"{name} {value:.2f}" for name, value in found.items()))
+        print("seconds:", ", ".join(f"{name} {value:.2f}" for name, value in results.items()))
 
 
 if __name__ == "__main__":

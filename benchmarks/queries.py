@@ -50,7 +50,7 @@ Times = list[float]
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the run, queries to it, and its keys as somebody else would have them."""
+    """A layer of the run, queries to it, and its keys as other tools need them."""
 
     run: Path
     name: str
@@ -67,20 +67,20 @@ class Layer:
         return memory.attend({self.name: self.queries[first : first + count]})[self.name]
 
     def read(self, times: int) -> Times:
-        """Every byte of the stored keys, once they are in memory and checked."""
+        """Measure reading every byte of the stored keys, once they are in memory and checked."""
         shards = [shard for _, shard in Run(self.run).chapters if shard.key_rows(self.name)]
         flat = [torch.from_numpy(shard[f"slots/{self.name}/keys"].reshape(-1).view(np.float32)) for shard in shards]
         return seconds(lambda _: [some.sum() for some in flat], times)
 
     def best_by_torch(self, number: int) -> list[tuple[Tensor, Tensor]]:
-        """Scores and slots of the best of each class, and the class's sum."""
-        scores, found = self.keys @ self.queries[number], []
+        """Return scores and slots of the best of each class, and the sum of the class."""
+        scores, top = self.keys @ self.queries[number], []
         for slots in self.classes:
             of_class = scores[slots]
             best = of_class.topk(min(_BEST, len(slots)))
             of_class.sum()
-            found.append((best.values, slots[best.indices]))
-        return found
+            top.append((best.values, slots[best.indices]))
+        return top
 
     def many_by_torch(self, count: int) -> Tensor:
         """(queries, 10): the scores of the best slots."""
@@ -94,19 +94,19 @@ class Layer:
 
 
 def one_query(layer: Layer, times: int) -> dict[str, Any]:
-    """Milliseconds of each way, and how many times quicker ours is."""
+    """Return the milliseconds of each method, and how many times faster ours is."""
     memory = dualform.load(layer.run)
     first = seconds(lambda _: layer.ask(memory, 0).collect(*_ASKED), 1)
     sketch = seconds(lambda number: layer.ask(memory, number).collect(*_ASKED), 3)[-1:]
     asked = [layer.ask(memory, number) for number in range(times)]
-    found: dict[str, Any] = {"ours": in_ms(seconds(lambda number: asked[number].collect(*_ASKED), times))}
-    found |= {"first": in_ms(first), "sketch": in_ms(sketch), "read": in_ms(layer.read(times))}
-    found["torch"] = in_ms(seconds(layer.best_by_torch, times))
+    milliseconds: dict[str, Any] = {"ours": in_ms(seconds(lambda number: asked[number].collect(*_ASKED), times))}
+    milliseconds |= {"first": in_ms(first), "sketch": in_ms(sketch), "read": in_ms(layer.read(times))}
+    milliseconds["torch"] = in_ms(seconds(layer.best_by_torch, times))
     for name, make in _INDEXES.items():
         search = make(layer.keys)
-        found[name] = search if isinstance(search, str) else in_ms(seconds(_each(search, layer.queries), times))
+        milliseconds[name] = search if isinstance(search, str) else in_ms(seconds(_each(search, layer.queries), times))
     check(layer, memory)
-    return found
+    return milliseconds
 
 
 def check(layer: Layer, memory: dualform.Memory, queries: int = 5) -> None:
@@ -114,12 +114,12 @@ def check(layer: Layer, memory: dualform.Memory, queries: int = 5) -> None:
     for number in range(queries):
         table = layer.ask(memory, number).top(_BEST, by="label")
         for label, (scores, _) in enumerate(layer.best_by_torch(number)):
-            found = torch.from_numpy(table.where(label=label)["score"])
-            torch.testing.assert_close(found, scores, rtol=0, atol=_SLACK * float(scores.abs().max()))
+            ours = torch.from_numpy(table.where(label=label)["score"])
+            torch.testing.assert_close(ours, scores, rtol=0, atol=_SLACK * float(scores.abs().max()))
 
 
 def many_queries(layer: Layer, count: int, times: int) -> dict[str, Any]:
-    """A thousand for their ten best, a hundred for the 500 best of each class."""
+    """Measure a thousand queries for their ten best, and a hundred for the 500 best of each class."""
     memory = dualform.load(layer.run)
     layer.ask(memory, 0, _FEW).top(1)  # makes the sketch
     many, deep = layer.ask(memory, 0, count), layer.ask(memory, 0, _BLOCK)
@@ -168,23 +168,23 @@ def measure(data: Path | None, quick: bool) -> dict[str, Any]:
     with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
         path = Path(directory) / "run"
         model = train([Phase((task,), steps)], PAPER, seed=0, path=path).model
-        one, many = {}, {}
+        single, many = {}, {}
         for name, queries in layer_inputs(model, task.test.images[:count]).items():
             layer = Layer.of(path, name, queries)
-            one[name] = one_query(layer, times)
+            single[name] = one_query(layer, times)
             many[name] = many_queries(layer, count, 1 if quick else 3)
         memory = dualform.load(path)
         stored, certificate = memory.summary()["bytes"], memory.verify().relative_error
     raw = 4 * 128 * steps * (784 + 800 + 800 + 800 + 800 + 10)
     return {
-        "query_vs_read": _times(one[HEADLINE], "ours", "read"),
-        "query_vs_torch": _times(one[HEADLINE], "torch", "ours"),
-        "query_vs_faiss": _times(one[HEADLINE], "faiss", "ours"),
-        "query_vs_usearch": _times(one[HEADLINE], "usearch", "ours"),
+        "query_vs_read": _times(single[HEADLINE], "ours", "read"),
+        "query_vs_torch": _times(single[HEADLINE], "torch", "ours"),
+        "query_vs_faiss": _times(single[HEADLINE], "faiss", "ours"),
+        "query_vs_usearch": _times(single[HEADLINE], "usearch", "ours"),
         "batch_vs_torch": _times(many[HEADLINE], "torch", "ours"),
         "bytes_ratio": stored / raw,
         "certificate": certificate,
-        "one_query_ms": one,
+        "one_query_ms": single,
         "many_queries_ms": many,
         "settings": {
             "steps": steps, "slots": 128 * steps, "queries": count, "data": task.name, "headline": HEADLINE,
@@ -193,20 +193,22 @@ def measure(data: Path | None, quick: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _times(found: dict[str, Any], slow: str, quick: str) -> float | str:
-    """How many times longer the first takes, by the medians; or why that is not known."""
-    missing = next((found[name] for name in (slow, quick) if isinstance(found[name], str)), None)
-    return missing or float(found[slow]["median"] / found[quick]["median"])
+def _times(results: dict[str, Any], slow: str, quick: str) -> float | str:
+    """Return how many times longer the first takes, by medians; or why that is not known."""
+    missing = next((results[name] for name in (slow, quick) if isinstance(results[name], str)), None)
+    return missing or float(results[slow]["median"] / results[quick]["median"])
 
 
-def report(found: dict[str, Any]) -> str:
-    """One line a layer and way."""
-    settings = found["settings"]
+def report(results: dict[str, Any]) -> str:
+    """Return a line for each layer and method."""
+    settings = results["settings"]
     lines = [f"{settings['slots']:,} slots of {settings['data']} data, {settings['threads']} threads; milliseconds"]
-    lines.append(f"{found['bytes_ratio']:.3f} of raw float32 keys and values, certificate {found['certificate']:.1e}")
+    lines.append(
+        f"{results['bytes_ratio']:.3f} of raw float32 keys and values, certificate {results['certificate']:.1e}"
+    )
     titles = {"one_query_ms": "one query", "many_queries_ms": f"{settings['queries']:,} queries, 100 of them deep"}
     for kind, title in titles.items():
-        for layer, ways in found[kind].items():
+        for layer, ways in results[kind].items():
             lines += ["", f"{title}, {layer}", *(_line(name, way) for name, way in ways.items())]
     return "\n".join(lines)
 

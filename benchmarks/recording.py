@@ -48,25 +48,25 @@ class Data:
     source: str
 
     def batches(self, steps: int) -> Iterator[Tensor]:
-        """The examples of each step."""
+        """Yield the examples of each step."""
         return epochs(len(self.images), _BATCH, steps, seed=0)
 
 
 def mnist(directory: Path) -> Data:
-    """The training set."""
+    """Load the training set."""
     train = image_catalogue.load("mnist", directory).train
     return Data(standardised(train.raw, by=train.raw), train.labels, "mnist")
 
 
 def noise(examples: int = 60_000) -> Data:
-    """Random data of the same shape."""
+    """Make random data of the same shape."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(examples, 784, generator=generator)
     return Data(images, torch.randint(10, (examples,), generator=generator), "random")
 
 
 def network() -> nn.Sequential:
-    """The paper's, always with the same initial weights."""
+    """Make the paper's network, always with the same initial weights."""
     torch.manual_seed(0)
     first, second, last = (nn.Linear(a, b) for a, b in pairwise(_WIDTHS))
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), last)
@@ -86,7 +86,7 @@ class Loop:
         return cls(model, torch.optim.SGD(model.parameters(), lr=3e-3, momentum=0.9), clip=1.0)
 
     def train(self, data: Data, batches: Sequence[Tensor], recorder: dualform.Recorder | None = None) -> list[float]:
-        """Seconds of each step."""
+        """Return the seconds of each step."""
         times = []
         for ids in batches:
             start = perf_counter()
@@ -104,12 +104,12 @@ class Loop:
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
-    """As the claim has it."""
+    """Measure what is claimed."""
     return compare(noise() if data is None else mnist(data), 1000 if quick else 3000)
 
 
 def compare(data: Data, steps: int, dtype: str = "float16") -> dict[str, Any]:
-    """Plain and recorded turns; the first of each, to warm up, is not counted."""
+    """Measure plain and recorded turns; the first of each warms up and is not counted."""
     plain_loop, recorded_loop, process = Loop.fresh(), Loop.fresh(), psutil.Process()
     batches = list(data.batches(steps + _TURN))
     plain, recorded, ratios, rss = [], [], [], []
@@ -156,24 +156,25 @@ def _wait_for_the_writer(recorder: dualform.Recorder) -> None:
 
 
 def _per_step(times: list[float]) -> dict[str, float]:
-    """Milliseconds of a step: the quickest, the median, and how far apart the quartiles are."""
+    """Return the fastest and the median step, and the distance between quartiles, in milliseconds."""
     low, middle, high = quantiles(times, n=4)
     return {"min": 1e3 * min(times), "median": 1e3 * middle, "spread": 1e3 * (high - low)}
 
 
-def report(found: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> str:
     def step(name: str) -> str:
-        return "min {min:.2f}, median {median:.2f}, between quartiles {spread:.2f} ms a step".format(**found[name])
+        return "min {min:.2f}, median {median:.2f}, between quartiles {spread:.2f} ms a step".format(**results[name])
 
-    quarter, half, end = found["rss_mb"]
+    quarter, half, end = results["rss_mb"]
     return "\n".join(
         [
-            f"{found['steps']} steps on {found['data']} data, stored as {found['dtype']}",
+            f"{results['steps']} steps on {results['data']} data, stored as {results['dtype']}",
             f"plain     {step('plain_ms')}",
             f"recorded  {step('recorded_ms')}",
-            f"overhead  {found['record_overhead']:.3f} times the plain run: the median of its turns, which took "
-            f"{', '.join(f'{ratio:.2f}' for ratio in found['record_overheads'])}; {found['closing']:.3f} for its end",
-            f"on disk   {found['bytes'] / 1e6:,.0f} MB, {found['bytes_ratio']:.3f} of raw float32 keys and values",
+            f"overhead  {results['record_overhead']:.3f} times the plain run: the median of its turns, which took "
+            f"{', '.join(f'{ratio:.2f}' for ratio in results['record_overheads'])}; "
+            f"{results['closing']:.3f} for its end",
+            f"on disk   {results['bytes'] / 1e6:,.0f} MB, {results['bytes_ratio']:.3f} of raw float32 keys and values",
             f"memory    grown by {quarter:.0f} MB at a quarter, {half:.0f} at half, {end:.0f} at the end",
         ]
     )

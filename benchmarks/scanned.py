@@ -43,7 +43,7 @@ class Scanned:
         return sum(file.stat().st_size for file in self.files)
 
     def turns(self, repetitions: int) -> dict[str, Any]:
-        """Speeds in GB/s, sorted; of the first query its best turn."""
+        """Return speeds in GB/s, sorted; of the first query the fastest turn."""
         plain, direct, first = [], [], []
         for _ in range(repetitions):
             plain.append(self._read(0))
@@ -68,12 +68,12 @@ class Scanned:
         return self._asked(self._opened(), queries)
 
     def _opened(self) -> Memory:
-        """A fresh memory, of files of which no page is cached."""
+        """Load the run again, with no page of its files cached."""
         self._drop()
         return dualform.load(self.path)
 
     def _asked(self, memory: Memory, queries: int) -> dict[str, float]:
-        """What some queries cost: seconds, bytes from the disk over those of the run, anonymous memory."""
+        """Return what queries cost: seconds, bytes from the disk over those of the run, anonymous memory."""
         asked = torch.randn(queries, 800, generator=torch.Generator().manual_seed(queries))
         before = _fetched()
         with _anonymous() as grown:
@@ -82,7 +82,7 @@ class Scanned:
         return {"seconds": seconds, "read_ratio": fetched, "anonymous_mb": max(grown) / 1e6}
 
     def _read(self, flags: int) -> float:
-        """Seconds to read all files with large reads into one buffer, which is aligned, as O_DIRECT demands."""
+        """Return the seconds to read all files with large reads into one buffer, aligned as O_DIRECT demands."""
         self._drop()
         buffer = mmap(-1, _BUFFER)
 
@@ -104,7 +104,7 @@ class Scanned:
 
 
 def _open(file: Path, flags: int) -> int:
-    """Through the cache where a file system has no other way."""
+    """Open a file, through the page cache if the file system has no other mode."""
     try:
         return os.open(file, os.O_RDONLY | flags | getattr(os, "O_BINARY", 0))
     except OSError:
@@ -112,14 +112,14 @@ def _open(file: Path, flags: int) -> int:
 
 
 def _fetched() -> int:
-    """Bytes this process had to be fetched from a disk; 0 where nobody counts."""
+    """Return the bytes that this process has read from a disk; 0 if they are not counted."""
     lines = _IO.read_text().splitlines() if os.access(_IO, os.R_OK) else []
     return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), 0)
 
 
 @contextmanager
 def _anonymous() -> Iterator[list[int]]:
-    """By how many bytes anonymous memory has grown, looked at all the while."""
+    """Measures by how many bytes anonymous memory has grown at most."""
     before, grown, done = status("RssAnon"), [0], Event()
 
     def look() -> None:

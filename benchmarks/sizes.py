@@ -15,7 +15,7 @@ _SMALL = ("pass_step", "pass_rows", "factors", "key_exponent", "value_exponent",
 
 
 def shares(path: Path) -> dict[str, float]:
-    """In the order the choices are made; the last is the whole run."""
+    """Return the sizes after each choice, in order; the last is the whole run."""
     run = Run(path)
     item = {"float16": 2, "float32": 4, "float64": 8}[run.manifest.storage.dtype]
     layers = [layer for layer in run.manifest.layers if not layer.keys.index]
@@ -27,7 +27,7 @@ def shares(path: Path) -> dict[str, float]:
         shard[name].nbytes for shard in run.shards for name in shard.names("tags/")
     )
     snapshots = sum(shard.state_nbytes for shard in run.shards)
-    found = {
+    bytes_of = {
         f"in {run.manifest.storage.dtype}": item / 4 * raw,
         "and keys that come again once": keys + values,
         "and values without their zeros": keys + stored,
@@ -35,7 +35,7 @@ def shares(path: Path) -> dict[str, float]:
         "with a snapshot for every chapter": keys + stored + small + snapshots,
         "everything": run.nbytes,
     }
-    return {name: size / raw for name, size in found.items()}
+    return {name: size / raw for name, size in bytes_of.items()}
 
 
 def _rows(run: Run, layer: Layer) -> int:

@@ -33,7 +33,7 @@ _BLOCK = 256  # queries of the dense scan at a time: their scores take 400 MB
 
 
 def noise() -> ImageSet:
-    """Random pixels in MNIST's shape."""
+    """Make random pixels in MNIST's shape."""
     generator = torch.Generator().manual_seed(0)
 
     def split(count: int) -> Split:
@@ -44,7 +44,7 @@ def noise() -> ImageSet:
 
 
 def keys_and_labels(path: Path, layer: str) -> tuple[Tensor, Tensor]:
-    """All keys of a layer as float32 and their labels, read as docs/internals/format.md says."""
+    """Read all keys of a layer as float32, and their labels, as docs/internals/format.md says."""
     shards = [load_file(file) for file in sorted(path.glob("shard-*.safetensors"))]
     shards = [shard for shard in shards if f"slots/{layer}/keys" in shard]
     rows = [
@@ -69,12 +69,12 @@ def dense_totals(keys: Tensor, labels: Tensor, queries: Tensor) -> Tensor:
 
 
 def paper_task(data: Path | None) -> Task:
-    """MNIST, or noise in its shape."""
+    """Load MNIST, or noise in its shape."""
     return tasks([noise() if data is None else image_catalogue.load("mnist", data)])[0]
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
-    """As the claim has it."""
+    """Measure what is claimed."""
     steps, queries, dense_queries = (600, 2000, 256) if quick else (3000, 10_000, 1024)
     return compare(paper_task(data), steps, queries, dense_queries)
 
@@ -97,8 +97,8 @@ def compare(task: Task, steps: int, queries: int, dense_queries: int) -> dict[st
             began = perf_counter()
             totals = dense_totals(keys, labels, inputs[:dense_queries])
             dense[layer] = (perf_counter() - began) * len(images) / len(totals)
-            found = torch.from_numpy(table["total"]).view(len(images), -1)[: len(totals)]
-            differences.append(float(((found - totals) / totals).abs().max()))
+            sums = torch.from_numpy(table["total"]).view(len(images), -1)[: len(totals)]
+            differences.append(float(((sums - totals) / totals).abs().max()))
     late = [layer for layer in ours if layer != "layer-0"]
     return {
         "totals_vs_dense": {
@@ -117,20 +117,20 @@ def compare(task: Task, steps: int, queries: int, dense_queries: int) -> dict[st
     }
 
 
-def report(found: dict[str, Any]) -> str:
-    seconds = found["seconds"]
+def report(results: dict[str, Any]) -> str:
+    seconds = results["seconds"]
     lines = [
-        f"{found['queries']:,} queries over {128 * found['steps']:,} slots of {found['data']} data",
+        f"{results['queries']:,} queries over {128 * results['steps']:,} slots of {results['data']} data",
         f"training, recorded  {seconds['training']:.1f} s",
         *(
             f"{layer}             {seconds['totals'][layer]:6.2f} s, dense {seconds['dense'][layer]:7.1f} s: "
-            f"{found['totals_vs_dense'][layer]:.0f} times faster"
+            f"{results['totals_vs_dense'][layer]:.0f} times faster"
             for layer in seconds["totals"]
         ),
-        f"layers 1 and 2      {found['totals_vs_dense']['layers 1 and 2']:.0f} times faster",
-        f"all three           {found['totals_vs_dense']['all']:.0f} times faster than dense, "
-        f"{found['analysis_vs_training']:.2f} of the training time",
-        f"largest difference  {found['largest_relative_difference']:.1e}, relative",
+        f"layers 1 and 2      {results['totals_vs_dense']['layers 1 and 2']:.0f} times faster",
+        f"all three           {results['totals_vs_dense']['all']:.0f} times faster than dense, "
+        f"{results['analysis_vs_training']:.2f} of the training time",
+        f"largest difference  {results['largest_relative_difference']:.1e}, relative",
     ]
     return "\n".join(lines)
 

@@ -19,13 +19,13 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any
 
-from benchmarks.viewer_load import Asked, viewer
+from benchmarks.viewer_load import ViewerClient, viewer
 
 GOALS = {"first page": 1.0, "spotlight, all layers": 0.5, "one class muted": 0.15}  # seconds
 _INPUTS = 30
 
 
-def first_page(port: int, ask: Asked) -> float:
+def first_page(port: int, ask: ViewerClient) -> float:
     began = perf_counter()
     connection = HTTPConnection("127.0.0.1", port)
     page = _got(connection, "/")
@@ -45,8 +45,8 @@ def _got(connection: HTTPConnection, path: str) -> str:
     return response.read().decode()
 
 
-def prepared(ask: Asked) -> dict[str, float]:
-    """Seconds until each job was done."""
+def prepared(ask: ViewerClient) -> dict[str, float]:
+    """Return the seconds until each job was done."""
     began, done = perf_counter(), dict[str, float]()
     while True:
         jobs = ask("jobs", {})[1]["jobs"]
@@ -56,15 +56,17 @@ def prepared(ask: Asked) -> dict[str, float]:
         sleep(0.05)
 
 
-def looked_around(ask: Asked, run: dict[str, Any]) -> dict[str, list[float]]:
-    """Seconds of each answer, an input after the other."""
-    found: dict[str, list[float]] = {"spotlight, all layers": [], "one class muted": [], "over training time": []}
+def looked_around(ask: ViewerClient, run: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the seconds of each answer, one input after the other."""
+    seconds: dict[str, list[float]] = {"spotlight, all layers": [], "one class muted": [], "over training time": []}
     per = run["per"][0] if run["per"] else None
     for number in range(min(_INPUTS, run["inputs"]["count"])):
         of = {"input": {"index": number}}
         muted = {"label": [run["classes"][number % len(run["classes"])]["label"]]}
         asked = {
-            "spotlight, all layers": [("spotlight", {**of, "layer": one["name"], "per": per}) for one in run["layers"]],
+            "spotlight, all layers": [
+                ("spotlight", {**of, "layer": layer["name"], "per": per}) for layer in run["layers"]
+            ],
             "one class muted": [("mute", {**of, "mute": [muted]})],
             "over training time": [("history", of)],
         }
@@ -73,13 +75,13 @@ def looked_around(ask: Asked, run: dict[str, Any]) -> dict[str, list[float]]:
             for name, body in questions:
                 status, answer = ask(name, body)
                 assert status == 200, answer
-            found[what].append(perf_counter() - began)
-    return found
+            seconds[what].append(perf_counter() - began)
+    return seconds
 
 
 def measure(run: Path) -> dict[str, Any]:
     with viewer(run) as (_, port):
-        ask = Asked(port)
+        ask = ViewerClient(port)
         page = first_page(port, ask)
         _, about = ask("run", {})
         if about["kind"] == "text" or not about["inputs"] or not about["classes"]:
@@ -87,16 +89,16 @@ def measure(run: Path) -> dict[str, Any]:
         jobs = prepared(ask)
         seconds = {"first page": [page], **looked_around(ask, about)}
         ask.close()
-    slots = {one["name"]: one["slots"] for one in about["layers"]}
+    slots = {layer["name"]: layer["slots"] for layer in about["layers"]}
     return {"slots": slots, "prepared": jobs, "seconds": seconds, "goals": GOALS}
 
 
-def report(found: dict[str, Any]) -> str:
+def report(results: dict[str, Any]) -> str:
     lines = ["waited, ms                median      max     goal"]
-    for what, seconds in found["seconds"].items():
+    for what, seconds in results["seconds"].items():
         goal = f"{1e3 * GOALS[what]:8.0f}" if what in GOALS else "       -"
         lines.append(f"{what:<24} {1e3 * median(seconds):>7.0f} {1e3 * max(seconds):>8.0f} {goal}")
-    ends = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["prepared"].items())
+    ends = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in results["prepared"].items())
     return "\n".join([*lines, f"prepared after: {ends}"])
 
 
@@ -105,9 +107,9 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a recorded run of images whose model and inputs the viewer finds")
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
-    found = measure(options.run)
-    print(json.dumps(found, indent=1) if options.json else report(found))
-    met = all(median(found["seconds"][what]) <= goal for what, goal in GOALS.items())
+    results = measure(options.run)
+    print(json.dumps(results, indent=1) if options.json else report(results))
+    met = all(median(results["seconds"][what]) <= goal for what, goal in GOALS.items())
     sys.exit(0 if met else 1)
 
 

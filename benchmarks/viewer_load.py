@@ -32,21 +32,21 @@ from typing import Any
 
 import psutil
 
-_PATIENCE = 120.0  # seconds for an answer; one that takes longer is an error
-_PREPARING = 900.0  # seconds at most until there is nothing more to prepare
+_TIMEOUT = 120.0  # seconds for an answer; one that takes longer is an error
+_MAX_PREPARING = 900.0  # seconds at most until there is nothing more to prepare
 _JSON = {"Content-Type": "application/json"}
 Question = tuple[str, dict[str, Any]]
 Sizes = tuple[float, float]  # in MB: resident, and without mapped files
 
 
-class Asked:
+class ViewerClient:
     """A connection to the server, opened again if it broke."""
 
     def __init__(self, port: int) -> None:
-        self._connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE)
+        self._connection = HTTPConnection("127.0.0.1", port, timeout=_TIMEOUT)
 
     def __call__(self, name: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """The status and the answer."""
+        """Ask a question. Returns the status and the answer."""
         try:
             self._connection.request("POST", f"/api/{name}", json.dumps(body), _JSON)
             response = self._connection.getresponse()
@@ -59,8 +59,8 @@ class Asked:
         self._connection.close()
 
 
-class Asker:
-    """Makes questions that a run can answer, one unlike the other."""
+class QuestionMaker:
+    """Makes random questions that a run can answer."""
 
     def __init__(self, run: dict[str, Any], seed: int) -> None:
         self._run, self._random = run, Random(seed)
@@ -98,7 +98,7 @@ class Asker:
     def _mute(self) -> dict[str, Any]:
         classes = self._run["classes"]
         some = self._random.sample(classes, self._random.randint(1, max(1, len(classes) // 2)))
-        return {"input": self._input(), "mute": [_set(one) for one in some]}
+        return {"input": self._input(), "mute": [_set(group) for group in some]}
 
     def _inputs(self) -> dict[str, Any]:
         return {"start": self._random.randrange(self._run["inputs"]["count"]), "count": 60}
@@ -107,14 +107,14 @@ class Asker:
         return {"input": self._input(), "layer": self._layer()}
 
 
-def _set(one: dict[str, Any]) -> dict[str, Any]:
-    """The slots of a class, as they are named to be muted."""
-    return {"label": [one["label"]]} | ({} if one["task"] is None else {"task": [one["task"]]})
+def _set(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the slots of a class as the viewer's question names them."""
+    return {"label": [group["label"]]} | ({} if group["task"] is None else {"task": [group["task"]]})
 
 
 @dataclass
-class Found:
-    """What clients saw: seconds of each answer by question, errors by status, and the first few of those."""
+class ClientLog:
+    """What clients measured: seconds of each answer by question, errors by status, and a few of these."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     errors: Counter[int] = field(default_factory=Counter)
@@ -127,7 +127,7 @@ class Found:
             self.errors[status] += 1
             self.examples += [f"{status} {name} {json.dumps(body)}: {answer.get('error')}"] if not self.examples else []
 
-    def add(self, other: "Found") -> None:
+    def add(self, other: "ClientLog") -> None:
         for name, seconds in other.seconds.items():
             self.seconds.setdefault(name, []).extend(seconds)
         self.errors += other.errors
@@ -135,7 +135,7 @@ class Found:
 
 
 class Memory:
-    """Of a process in MB, watched inside a `with` block: all that is resident, and what of it is its own."""
+    """Watches the memory of a process inside a `with` block, in MB: all that is resident, and what is not shared."""
 
     def __init__(self, process: int) -> None:
         self._process, self._done = psutil.Process(process), Event()
@@ -162,111 +162,113 @@ class Memory:
 
 @contextmanager
 def viewer(run: Path) -> "Iterator[tuple[int, int]]":
-    """A server in a process of its own: its number and its port."""
+    """Start a server in a process of its own. Yields its process id and its port."""
     command = [sys.executable, "-m", "dualform", "view", str(run), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
         try:
-            found = re.search(r"http://127.0.0.1:(\d+)/", started.stdout.readline())
-            if found is None:
+            address = re.search(r"http://127.0.0.1:(\d+)/", started.stdout.readline())
+            if address is None:
                 sys.exit(f"dualform view {run} did not start")
-            yield started.pid, int(found[1])
+            yield started.pid, int(address[1])
         finally:
             started.terminate()
 
 
 def measure(run: Path, clients: int, seconds: float, seed: int) -> dict[str, Any]:
     with viewer(run) as (process, port), Memory(process) as memory:
-        ask = Asked(port)
-        _, told = ask("run", {})
+        ask = ViewerClient(port)
+        _, run_facts = ask("run", {})
         start = memory.now()
-        preparing = _prepare(ask, Asker(told, seed))
+        preparing = _prepare(ask, QuestionMaker(run_facts, seed))
         warm = memory.now()
-        found, took = _load(port, told, clients, seconds, seed)
+        log, took = _load(port, run_facts, clients, seconds, seed)
         ask.close()
         sizes = {"at first": start, "prepared": warm, "at the end": memory.now(), "at most": memory.peak}
-    return {"clients": clients, "preparing": preparing, **summary(found, took), "memory_mb": sizes}
+    return {"clients": clients, "preparing": preparing, **summary(log, took), "memory_mb": sizes}
 
 
-def _prepare(ask: Asked, asker: Asker) -> float:
+def _prepare(ask: ViewerClient, maker: QuestionMaker) -> float:
     """Wait until all jobs are done, and ask each kind of question once; how long that took."""
-    if not asker.kinds:
+    if not maker.kinds:
         sys.exit("the viewer finds no model or no inputs of this run by itself, so there is nothing to ask")
     began = perf_counter()
     while not all(job["done"] or job["failed"] for job in ask("jobs", {})[1]["jobs"]):
-        if perf_counter() - began > _PREPARING:
-            sys.exit(f"the server is still preparing after {_PREPARING:.0f} s")
+        if perf_counter() - began > _MAX_PREPARING:
+            sys.exit(f"the server is still preparing after {_MAX_PREPARING:.0f} s")
         sleep(0.2)
-    for kind in asker.kinds:
-        status, answer = ask(*asker.question(kind))
+    for kind in maker.kinds:
+        status, answer = ask(*maker.question(kind))
         if status != 200:
             sys.exit(f"{kind}: {answer['error']}")
     return perf_counter() - began
 
 
-def _load(port: int, run: dict[str, Any], clients: int, seconds: float, seed: int) -> tuple[Found, float]:
-    """All clients at once; what they saw, and how long the last of them took."""
-    began, each = perf_counter(), [Found() for _ in range(clients)]
+def _load(port: int, run: dict[str, Any], clients: int, seconds: float, seed: int) -> tuple[ClientLog, float]:
+    """Run all clients at once. Returns what they measured, and the seconds until the last one ended."""
+    began, each = perf_counter(), [ClientLog() for _ in range(clients)]
     threads = [
-        Thread(target=_client, args=(Asked(port), Asker(run, seed + number), monotonic() + seconds, found))
-        for number, found in enumerate(each, start=1)
+        Thread(target=_client, args=(ViewerClient(port), QuestionMaker(run, seed + number), monotonic() + seconds, log))
+        for number, log in enumerate(each, start=1)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = Found()
-    for one in each:
-        found.add(one)
-    return found, perf_counter() - began
+    merged = ClientLog()
+    for log in each:
+        merged.add(log)
+    return merged, perf_counter() - began
 
 
-def _client(ask: Asked, asker: Asker, end: float, found: Found) -> None:
+def _client(ask: ViewerClient, maker: QuestionMaker, end: float, log: ClientLog) -> None:
     while monotonic() < end:
-        question = asker.question()
+        question = maker.question()
         began = perf_counter()
         status, answer = ask(*question)
-        found.note(question, status, answer, perf_counter() - began)
+        log.note(question, status, answer, perf_counter() - began)
     ask.close()
 
 
-def summary(found: Found, took: float) -> dict[str, Any]:
-    everything = [one for some in found.seconds.values() for one in some]
+def summary(log: ClientLog, took: float) -> dict[str, Any]:
+    everything = [seconds for of_question in log.seconds.values() for seconds in of_question]
     return {
         "seconds": took,
         "answers": len(everything),
         "answers_per_second": len(everything) / took,
         "latency_ms": _spread(everything),
-        "by_question": {name: {"answers": len(one), **_spread(one)} for name, one in sorted(found.seconds.items())},
-        "errors": {str(status): number for status, number in sorted(found.errors.items())},
-        "examples": found.examples[:5],
+        "by_question": {
+            name: {"answers": len(seconds), **_spread(seconds)} for name, seconds in sorted(log.seconds.items())
+        },
+        "errors": {str(status): number for status, number in sorted(log.errors.items())},
+        "examples": log.examples[:5],
     }
 
 
 def _spread(seconds: list[float]) -> dict[str, float]:
-    """In milliseconds: the median, what 95 of 100 do not exceed, and the longest."""
+    """Return the median, the 95th percentile and the maximum, in milliseconds."""
     late = quantiles(seconds, n=20)[-1] if len(seconds) > 1 else max(seconds)
     return {"median": 1e3 * median(seconds), "p95": 1e3 * late, "max": 1e3 * max(seconds)}
 
 
-def report(found: dict[str, Any]) -> str:
-    sizes = found["memory_mb"]
+def report(results: dict[str, Any]) -> str:
+    sizes = results["memory_mb"]
     lines = [
-        f"{found['clients']} clients, {found['seconds']:.0f} s: {found['answers']:,} answers, "
-        f"{found['answers_per_second']:.0f} a second; {found['preparing']:.0f} s to prepare",
+        f"{results['clients']} clients, {results['seconds']:.0f} s: {results['answers']:,} answers, "
+        f"{results['answers_per_second']:.0f} a second; {results['preparing']:.0f} s to prepare",
         "waited, ms           answers   median      95%      max",
-        _line("all", {"answers": found["answers"], **found["latency_ms"]}),
-        *(_line(name, one) for name, one in found["by_question"].items()),
+        _line("all", {"answers": results["answers"], **results["latency_ms"]}),
+        *(_line(name, row) for name, row in results["by_question"].items()),
         "memory, MB           resident      own",
         *(f"{name:<18} {resident:>10.0f} {own:>8.0f}" for name, (resident, own) in sizes.items()),
-        f"errors               {', '.join(f'{n:,} of status {s}' for s, n in found['errors'].items()) or 'none'}",
-        *found["examples"],
+        f"errors               {', '.join(f'{n:,} of status {s}' for s, n in results['errors'].items()) or 'none'}",
+        *results["examples"],
     ]
     return "\n".join(lines)
 
 
-def _line(name: str, one: dict[str, float]) -> str:
-    return f"{name:<18} {one['answers']:>9,} {one['median']:>8.0f} {one['p95']:>8.0f} {one['max']:>8.0f}"
+def _line(name: str, row: dict[str, float]) -> str:
+    return f"{name:<18} {row['answers']:>9,} {row['median']:>8.0f} {row['p95']:>8.0f} {row['max']:>8.0f}"
 
 
 def main() -> None:
@@ -279,9 +281,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
-    found = measure(options.run, options.clients, options.seconds, options.seed)
-    print(json.dumps(found, indent=1) if options.json else report(found))
-    sys.exit(1 if found["errors"] else 0)
+    results = measure(options.run, options.clients, options.seconds, options.seed)
+    print(json.dumps(results, indent=1) if options.json else report(results))
+    sys.exit(1 if results["errors"] else 0)
 
 
 if __name__ == "__main__":

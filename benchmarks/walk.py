@@ -32,7 +32,7 @@ LONGEST_FUNCTION, LONGEST_FILE = 40, 500  # lines
 
 
 class Limit(NamedTuple):
-    """At most."""
+    """The maximum of each."""
 
     functions: int
     files: int
@@ -67,12 +67,12 @@ class Walk:
 
     @property
     def functions(self) -> dict[Path, list[str]]:
-        found: dict[Path, list[str]] = {}
+        by_file: dict[Path, list[str]] = {}
         for code in sorted(self._codes, key=lambda code: (code.co_filename, code.co_firstlineno)):
             path = Path(code.co_filename)
             if path.is_relative_to(PACKAGE) and not code.co_name.startswith("<"):
-                found.setdefault(path.relative_to(PACKAGE), []).append(code.co_qualname.replace(".<locals>", ""))
-        return found
+                by_file.setdefault(path.relative_to(PACKAGE), []).append(code.co_qualname.replace(".<locals>", ""))
+        return by_file
 
     @property
     def length(self) -> Limit:
@@ -132,7 +132,7 @@ def walks() -> dict[str, Walk]:
 
 
 def longest() -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
-    """Functions and files by their lines, the longest first."""
+    """Return functions and files with their lines, the longest first."""
     functions, files = [], []
     for path in PACKAGE.rglob("*.py"):
         name, text = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
@@ -143,14 +143,14 @@ def longest() -> tuple[list[tuple[int, str]], list[tuple[int, str]]]:
 
 
 def _lines(function: ast.FunctionDef) -> int:
-    """From its first line to its last, without the docstring."""
+    """Return the number of lines from the first to the last, without the docstring."""
     lines = (function.end_lineno or 0) - function.lineno + 1
     first = function.body[0]
     return lines - ((first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(function) else 0)
 
 
 def used_once() -> tuple[int, int]:
-    """How many private functions are named once besides their definition, and how many there are."""
+    """Return how many private functions are used once, and how many there are."""
     texts = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     once = every = 0
     for text in texts.values():
@@ -164,9 +164,9 @@ def used_once() -> tuple[int, int]:
 
 def show_shape(say: Callable[[str], None]) -> None:
     functions, files = longest()
-    for title, found in (("longest functions", functions), ("longest files", files)):
+    for title, longest_first in (("longest functions", functions), ("longest files", files)):
         say(f"{title}:")
-        for lines, name in found[:5]:
+        for lines, name in longest_first[:5]:
             say(f"  {lines:>4} {name}")
     once, every = used_once()
     say(f"private functions that are used once: {once} of {every} ({100 * once / every:.0f} %)")

@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any, NamedTuple
 
-from benchmarks.peers.finder import Finder, Found, Prepare
+from benchmarks.peers.finder import Finder, Prepare, TopExamples
 from benchmarks.peers.meters import forget_peak, peak, resident, size, timed
 from benchmarks.peers.task import SPARE, Task
 
@@ -27,7 +27,7 @@ _TIMES = 3  # at most, each measurement
 
 
 class Round(NamedTuple):
-    """From nothing to a first answer: the finder, seconds of both, bytes it put on the disk before it was asked."""
+    """A preparation and a first answer: the finder, seconds of both, bytes on disk before the question."""
 
     finder: Finder
     preparation: float
@@ -46,28 +46,28 @@ class Interview:
     before: float  # resident memory to count from
 
     def figures(self) -> dict[str, Any]:
-        """Everything that is measured, memory and answers in the first round."""
+        """Measure everything; memory and answers in the first round."""
         rounds, began, worked = self._rounds(), perf_counter(), process_time()
-        one = next(rounds)
-        found, hundred = timed(self._answer, one.finder, self._many)
-        _, further = timed(self._answer, one.finder, slice(1, 2))
+        first_round = next(rounds)
+        top, hundred = timed(self._answer, first_round.finder, self._many)
+        _, further = timed(self._answer, first_round.finder, slice(1, 2))
         cores = (process_time() - worked) / (perf_counter() - began)
         memory = peak() - self.before
-        every = [one, *rounds]
+        every = [first_round, *rounds]
         return {
             "preparation": _summary([turn.preparation for turn in every]),
             "first": _summary([turn.first for turn in every]),
-            "hundred": _summary(self._again(hundred, lambda _: self._answer(one.finder, self._many))),
-            "further": _summary(self._again(further, lambda at: self._answer(one.finder, slice(at, at + 1)))),
+            "hundred": _summary(self._again(hundred, lambda _: self._answer(first_round.finder, self._many))),
+            "further": _summary(self._again(further, lambda at: self._answer(first_round.finder, slice(at, at + 1)))),
             "cores": cores,
             "memory_mb": memory,
-            "kept_bytes": one.kept,
-            "same_class": self._same_class(found),
-            "note": one.finder.note,
+            "kept_bytes": first_round.kept,
+            "same_class": self._same_class(top),
+            "note": first_round.finder.note,
         }
 
     def _rounds(self) -> Iterator[Round]:
-        """Again while that is quick, each in a directory of its own."""
+        """Yield more rounds while they are quick, each in a directory of its own."""
         spent = 0.0
         for turn in range(_TIMES):
             directory = self.scratch / str(turn)
@@ -81,7 +81,7 @@ class Interview:
                 return
 
     def _again(self, seconds: float, work: Callable[[int], object]) -> list[float]:
-        """These seconds and those of repetitions, each told its number from 2 on, so that it can ask anew."""
+        """Return these seconds and those of repetitions; each gets its number, from 2 on, to ask something new."""
         times = [seconds]
         while len(times) < _TIMES and sum(times) < self.task.settings.patience:
             times.append(timed(work, len(times) + 1)[1])
@@ -91,13 +91,13 @@ class Interview:
     def _many(self) -> slice:
         return slice(SPARE, SPARE + self.task.settings.questions)
 
-    def _answer(self, finder: Finder, rows: slice) -> Found:
+    def _answer(self, finder: Finder, rows: slice) -> TopExamples:
         return finder.top(self.task.questions[rows], self.task.predicted[rows], self.task.settings.k)
 
-    def _same_class(self, found: Found) -> float:
-        """The share of the training examples found that have the class the model predicts."""
+    def _same_class(self, top: TopExamples) -> float:
+        """Return the share of the top training examples that have the class the model predicts."""
         predicted = self.task.predicted[self._many]
-        return float((self.task.labels[found.rows] == predicted[:, None]).float().mean())
+        return float((self.task.labels[top.rows] == predicted[:, None]).float().mean())
 
 
 def _summary(seconds: list[float]) -> dict[str, Any]:

@@ -18,12 +18,12 @@ from benchmarks.peers.meters import size
 from benchmarks.peers.task import CHECKPOINTS, COSTS, RUN, Settings, images_of, write
 
 _HOME = Path(__file__).parents[2]  # where `benchmarks` is found
-_LIMIT = 900  # seconds for one peer
+_TIMEOUT = 900  # seconds for one peer
 _LEFT = {"plain": [], "recorded": [RUN], "checkpointed": [CHECKPOINTS]}  # by the training, and needed afterwards
 
 
 class PeerFailed(Exception):
-    """Says why there are no figures."""
+    """A peer could not be measured; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -53,45 +53,45 @@ PEERS: Mapping[str, Peer] = {
 
 
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
-    """Every peer's figures, or why there are none."""
+    """Measure all peers; of those that fail, return the reason."""
     return compare(PEERS, data, Settings.of(quick))
 
 
 def compare(peers: Mapping[str, Peer], data: Path | None, settings: Settings) -> dict[str, Any]:
-    """The same for any peers."""
+    """Measure some peers."""
     with TemporaryDirectory(prefix="dualform-peers-") as directory:
         task = Path(directory)
         train, questions = images_of(data, settings)
         write(task, train, questions, settings)
         _start("benchmarks.peers.training", str(task))
         training = json.loads((task / COSTS).read_text())
-        found = {name: _figures(peer, task, training) for name, peer in peers.items()}
+        figures = {name: _figures(peer, task, training) for name, peer in peers.items()}
     facts = {"data": train.source, "threads": torch.get_num_threads(), "torch": torch.__version__}
-    return {"peers": found, "training": training, "settings": {**asdict(settings), **facts}}
+    return {"peers": figures, "training": training, "settings": {**asdict(settings), **facts}}
 
 
 def _figures(peer: Peer, task: Path, training: dict[str, Any]) -> dict[str, Any]:
     result = task / f"{peer.module}-{peer.scope}.json"
     try:
         _start("benchmarks.peers.asking", peer.module, peer.scope, str(task), str(result))
-        found: dict[str, Any] = json.loads(result.read_text())
-        if "missing" in found:
-            raise PeerFailed(_missing(peer, found["missing"]))
+        measured: dict[str, Any] = json.loads(result.read_text())
+        if "missing" in measured:
+            raise PeerFailed(_missing(peer, measured["missing"]))
     except PeerFailed as reason:
         return {"not_available": str(reason)}
-    return _with_training(found, peer, task, training)
+    return _with_training(measured, peer, task, training)
 
 
-def _with_training(found: dict[str, Any], peer: Peer, task: Path, training: dict[str, Any]) -> dict[str, Any]:
-    """What was asked of the training is a part of the price: its seconds, its bytes."""
+def _with_training(measured: dict[str, Any], peer: Peer, task: Path, training: dict[str, Any]) -> dict[str, Any]:
+    """Add what the peer's training costs: its seconds, its bytes."""
     cost = training[peer.training]
     extra = max(0.0, cost["ratio"] - 1) * training["plain"]["seconds"]  # a ratio below 1 is noise
     return {
-        **found,
+        **measured,
         "training_ratio": cost["ratio"],
         "training_extra_seconds": extra,
-        "disk_bytes": found["kept_bytes"] + sum(size(task / name) for name in _LEFT[peer.training]),
-        "all_seconds": extra + sum(found[part]["cold"] for part in ("preparation", "first", "hundred")),
+        "disk_bytes": measured["kept_bytes"] + sum(size(task / name) for name in _LEFT[peer.training]),
+        "all_seconds": extra + sum(measured[part]["cold"] for part in ("preparation", "first", "hundred")),
     }
 
 
@@ -103,9 +103,9 @@ def _missing(peer: Peer, module: str) -> str:
 def _start(module: str, *arguments: str) -> None:
     command = [sys.executable, "-m", module, *arguments]
     try:
-        done = subprocess.run(command, cwd=_HOME, capture_output=True, text=True, timeout=_LIMIT)
+        done = subprocess.run(command, cwd=_HOME, capture_output=True, text=True, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise PeerFailed(f"it took longer than {_LIMIT} seconds") from None
+        raise PeerFailed(f"it took longer than {_TIMEOUT} seconds") from None
     if done.returncode:
         lines = done.stderr.strip().splitlines()
         raise PeerFailed(f"it ended with code {done.returncode}: {lines[-1] if lines else 'no message'}")

@@ -20,7 +20,7 @@ from kronfluence.utils.dataset import DataLoaderKwargs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.peers.finder import Finder, Found, best
+from benchmarks.peers.finder import Finder, TopExamples, best
 from benchmarks.peers.task import LAST, LAYERS, Pair, Rows, Task, as_it_is
 
 _FACTORS = "factors"
@@ -57,7 +57,7 @@ class _Kronfluence:
     extrapolated: float = 0.0
     names: Iterator[int] = field(default_factory=count)
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
         name = str(next(self.names))
         self.analyzer.compute_pairwise_scores(
             scores_name=name,

@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.peers.task import Task
 
 
-class Found(NamedTuple):
-    """The best first; where every layer has an answer of its own, these are side by side."""
+class TopExamples(NamedTuple):
+    """Training examples, best first; if every layer has its own answer, they are side by side."""
 
     rows: Tensor  # (questions, k or a multiple) of the training set
     scores: Tensor  # the same shape
@@ -22,21 +22,21 @@ class Found(NamedTuple):
 class Finder(Protocol):
     @property
     def note(self) -> str:
-        """The settings, for a reader of the table."""
+        """Settings, for readers of the table."""
 
     @property
     def extrapolated(self) -> float:
         """Seconds to be added to the preparation, where it was made of a part of the training set."""
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
-        """The training examples that speak loudest for these classes of these images."""
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
+        """Return the training examples with the highest scores for these classes of these images."""
 
 
 class Prepare(Protocol):
     def __call__(self, task: Task, directory: Path, scope: str) -> Finder: ...
 
 
-def best(scores: Tensor, k: int) -> Found:
-    """Of scores (questions, examples)."""
-    found = scores.topk(k, dim=1)
-    return Found(found.indices, found.values)
+def best(scores: Tensor, k: int) -> TopExamples:
+    """Return the top examples by scores, (questions, examples)."""
+    top = scores.topk(k, dim=1)
+    return TopExamples(top.indices, top.values)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from benchmarks.peers.finder import Finder, Found, best
+from benchmarks.peers.finder import Finder, TopExamples, best
 from benchmarks.peers.task import LAST, LAYERS, Pair, Rows, Task
 
 _BATCH = 5000
@@ -32,7 +32,7 @@ class _LoGra:
     note: str
     extrapolated: float = 0.0
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
         with torch.compiler.set_stance("force_eager"):
             scores = self.attributor.attribute(self.train, _loader(Rows(images, classes)))
         return best(scores.mT, k)

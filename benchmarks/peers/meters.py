@@ -24,19 +24,19 @@ Result = TypeVar("Result")
 
 
 def timed(work: Callable[Given, Result], *args: Given.args, **kwargs: Given.kwargs) -> tuple[Result, float]:
-    """What came of it, and how long it took."""
+    """Call a function. Returns its result, and its seconds."""
     began = perf_counter()
     result = work(*args, **kwargs)
     return result, perf_counter() - began
 
 
 def resident() -> float:
-    """Now."""
+    """Return the resident memory of this process, in MB."""
     return float(psutil.Process().memory_info().rss) / 1e6
 
 
 def peak() -> float:
-    """At most, since `forget_peak`."""
+    """Return the highest resident memory since `forget_peak`, in MB."""
     if not _STATUS.exists():
         return _peak_since_start()
     line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM"))
@@ -44,7 +44,7 @@ def peak() -> float:
 
 
 def forget_peak() -> None:
-    """Where the kernel will not forget, peaks are those since the start."""
+    """Reset the peak; if the kernel does not allow it, peaks are those since the start."""
     with suppress(OSError):
         _CLEAR.write_text("5")
 
@@ -57,5 +57,5 @@ def _peak_since_start() -> float:
 
 
 def size(path: Path) -> int:
-    """Bytes of all files below."""
+    """Return the bytes of all files below a path."""
     return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dualform
-from benchmarks.peers.finder import Finder, Found
+from benchmarks.peers.finder import Finder, TopExamples
 from benchmarks.peers.task import LAST, LAYERS, RUN, Task
 from dualform.attention.questions import Answers
 from dualform.table import Table
@@ -34,13 +34,13 @@ class _Memory:
     def note(self) -> str:
         return _NOTES[self.scope]
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
         spotlight = self.memory.attend(self.model, images)
         asked: list[Answers] = [spotlight[layer] for layer in (LAYERS if self.scope == "all" else (LAST,))]
         if self.scope == "contribution":
             asked = [spotlight[LAST].contribution(classes)]
         tables = [layer.top(k, per="id") for layer in asked]
-        return Found(_side_by_side(tables, "id", k).long(), _side_by_side(tables, "score", k))
+        return TopExamples(_side_by_side(tables, "id", k).long(), _side_by_side(tables, "score", k))
 
 
 def _side_by_side(tables: list[Table], column: str, k: int) -> Tensor:

@@ -6,13 +6,13 @@ _COLUMNS = ["", "training", "prepare", "first", "100 at once", "one more", "all"
 _WORKING = 0.5  # cores at least, of a process that is not kept waiting
 
 
-def report(found: dict[str, Any]) -> str:
-    """One line a peer, then what each was set to, whose seconds to distrust, and what could not be measured."""
-    there = {name: row for name, row in found["peers"].items() if "not_available" not in row}
+def report(results: dict[str, Any]) -> str:
+    """Return a line for each peer, then their settings, whose seconds not to trust, and what could not be measured."""
+    there = {name: row for name, row in results["peers"].items() if "not_available" not in row}
     waited = {name: row for name, row in there.items() if _waited(row)}
-    missing = {name: row for name, row in found["peers"].items() if "not_available" in row}
+    missing = {name: row for name, row in results["peers"].items() if "not_available" in row}
     return "\n".join([
-        *_head(found),
+        *_head(results),
         "",
         *_aligned([_COLUMNS, *(_row(name, row) for name, row in there.items())]),
         "",
@@ -23,12 +23,12 @@ def report(found: dict[str, Any]) -> str:
 
 
 def _waited(row: dict[str, Any]) -> bool:
-    """The same rule for all, so that nobody's bad luck is measured again and nobody else's kept."""
+    """Return whether a peer waited for other processes or the disk; the same rule applies to all peers."""
     return bool(row["cores"] < _WORKING)
 
 
-def _head(found: dict[str, Any]) -> list[str]:
-    settings, training = found["settings"], found["training"]
+def _head(results: dict[str, Any]) -> list[str]:
+    settings, training = results["settings"], results["training"]
     return [
         f"{settings['examples']:,} training images ({settings['data']}), {settings['steps']:,} steps, top "
         f"{settings['k']} of {settings['questions']} test images, {settings['threads']} threads, "
@@ -60,7 +60,7 @@ def _figure(times: dict[str, Any], main: str, aside: str) -> str:
 
 
 def _aligned(rows: list[list[str]]) -> list[str]:
-    """The first column to the left, numbers to the right."""
+    """Return lines with the first column to the left, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])

@@ -38,7 +38,7 @@ Pair = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Settings:
-    """How much of everything; those of one peer only begin with its name."""
+    """Sizes; those of one peer only begin with its name."""
 
     examples: int = 60_000
     steps: int = 3000
@@ -85,12 +85,12 @@ class Rows(Dataset[Pair]):
         return self.images[chosen], self.classes[chosen]
 
     def loader(self, batch: int) -> DataLoader[Pair]:
-        """In order."""
+        """Return a loader of batches, in order."""
         return DataLoader(self, batch_size=batch, collate_fn=as_it_is)
 
 
 def as_it_is(batch: Any) -> Any:
-    """What `Rows` fetched is a batch already."""
+    """Return what `Rows` fetched: it is a batch already."""
     return batch
 
 
@@ -115,7 +115,7 @@ def write(directory: Path, data: Data, questions: Tensor, settings: Settings) ->
 
 @dataclass(frozen=True)
 class Task:
-    """What a peer is given. The checkpoints and the run are there once the training is done."""
+    """What a peer gets. The checkpoints and the run exist once the training is done."""
 
     directory: Path
     settings: Settings
@@ -125,29 +125,29 @@ class Task:
 
     @classmethod
     def read(cls, directory: Path) -> "Task":
-        """What `write` put there."""
+        """Read what `write` has written."""
         settings = Settings(**json.loads((directory / "settings.json").read_text()))
         tensors = load_file(directory / "data.safetensors")
         return cls(directory, settings, tensors["images"], tensors["labels"], tensors["questions"])
 
     @property
     def checkpoints(self) -> list[Path]:
-        """In the order of training."""
+        """Return the checkpoints in the order of training."""
         return sorted((self.directory / CHECKPOINTS).glob("*.pt"))
 
     def model(self) -> nn.Sequential:
-        """A copy of the trained network."""
+        """Return a copy of the trained network."""
         model = network()
         model.load_state_dict(torch.load(self.checkpoints[-1]))
         return model.eval()
 
     @cached_property
     def predicted(self) -> Tensor:
-        """The classes that are asked about: those the model says, right or wrong."""
+        """Return the predicted classes, right or wrong, which the questions are about."""
         with torch.no_grad():
             classes: Tensor = self.model()(self.questions).argmax(dim=1)
         return classes
 
     def rows(self, first: int | None = None) -> Rows:
-        """The training set, or its first examples."""
+        """Return the training set, or its first examples."""
         return Rows(self.images[:first], self.labels[:first])

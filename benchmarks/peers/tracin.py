@@ -16,7 +16,7 @@ from captum.influence import TracInCPFast, TracInCPFastRandProj
 from captum.influence._utils.nearest_neighbors import NearestNeighbors
 from torch import Tensor, nn
 
-from benchmarks.peers.finder import Finder, Found, best
+from benchmarks.peers.finder import Finder, TopExamples, best
 from benchmarks.peers.task import LAST, Task
 
 _BATCH = 10_000
@@ -24,7 +24,7 @@ _RATE = 3e-3  # of `benchmarks.recording`'s training: it weighs checkpoints, and
 
 
 class Product(NearestNeighbors):  # type: ignore[misc]
-    """The largest products with all stored vectors."""
+    """Find the largest products with all stored vectors."""
 
     def setup(self, data: Tensor) -> None:
         self._stored = data
@@ -39,13 +39,13 @@ class _TracIn:
     note: str
     extrapolated: float = 0.0
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
-        found = self.influence.influence((images, classes), k=k)
-        return Found(found.indices, found.influence_scores)
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
+        influences = self.influence.influence((images, classes), k=k)
+        return TopExamples(influences.indices, influences.influence_scores)
 
 
 def _load(model: nn.Module, path: str) -> float:
-    """A checkpoint into the model; the learning rate there."""
+    """Load a checkpoint into the model. Returns the learning rate."""
     model.load_state_dict(torch.load(path))
     return _RATE
 

@@ -39,7 +39,7 @@ class Trainings:
     saved: Loop = field(default_factory=Loop.fresh)
 
     def turn(self, number: int, batches: Batches) -> dict[str, float]:
-        """Seconds of each."""
+        """Train each network for one turn. Returns their seconds."""
         return {
             "plain": timed(self.plain.train, self.data, batches)[1],
             "checkpointed": timed(self._with_checkpoint, number, batches)[1],
@@ -55,14 +55,14 @@ class Trainings:
         self.recorder.sync()
 
     def check(self) -> None:
-        """Equal weights; else the peers would be asked about different models."""
+        """Raise unless all weights are equal: otherwise the peers would be asked about different models."""
         for other in (self.saved, self.recorded):
             for ours, theirs in zip(self.plain.model.parameters(), other.model.parameters(), strict=True):
                 torch.testing.assert_close(theirs, ours)
 
 
 def train(task: Task) -> dict[str, Any]:
-    """Leave checkpoints and the run behind; say what they cost."""
+    """Train, write checkpoints and the run, and return what they cost."""
     data, recorded = Data(task.images, task.labels, "task"), Loop.fresh()
     batches, length = list(data.batches(task.settings.steps)), task.settings.turn
     checkpoints = task.directory / CHECKPOINTS

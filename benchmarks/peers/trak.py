@@ -19,7 +19,7 @@ from torch import Tensor
 from trak import TRAKer
 from trak.projectors import BasicProjector, ProjectionType
 
-from benchmarks.peers.finder import Finder, Found, best
+from benchmarks.peers.finder import Finder, TopExamples, best
 from benchmarks.peers.task import LAST, Rows, Task
 
 # Gradients of all layers are made, 5 MB an example, whichever are used. A large batch is for the projection of them
@@ -28,7 +28,7 @@ _BATCH = {"all": 128, "last": 8}
 
 
 class Kept(BasicProjector):  # type: ignore[misc]
-    """One block, and not let go of between features and scores: with one block it would not be made again."""
+    """Keep one block between features and scores: with a single block it would not be made again."""
 
     def free_memory(self) -> None:
         pass
@@ -42,7 +42,7 @@ class _Trak:
     extrapolated: float
     names: Iterator[int] = field(default_factory=count)
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
         name = str(next(self.names))
         self.traker.start_scoring_checkpoint(name, self.weights, model_id=0, num_targets=len(images))
         self.traker.score(batch=[images, classes], num_samples=len(images))
@@ -74,7 +74,7 @@ def prepare(task: Task, directory: Path, scope: str) -> Finder:
 
 
 def _featurize(traker: Any, rows: Rows, batch: int) -> float:
-    """Seconds for each example, once the first batch has warmed it up."""
+    """Return the seconds for each example, after the first batch."""
     began, ready = perf_counter(), 0
     for images, labels in rows.loader(batch):
         traker.featurize(batch=[images, labels], num_samples=len(labels))

@@ -59,7 +59,7 @@ def test_without_control_groups_allocations_are_limited(monkeypatch: pytest.Monk
 def test_a_process_that_fails_or_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert printed([sys.executable, "-c", "print('{\"a\": 1}')"]) == {"a": 1}
     assert "no more" in printed([sys.executable, "-c", "raise SystemExit('no more')"])["failed"]
-    monkeypatch.setattr(out_of_core, "_PATIENCE", 0.5)
+    monkeypatch.setattr(out_of_core, "_TIMEOUT", 0.5)
     assert printed([sys.executable, "-c", "import time; time.sleep(9)"]) == {"failed": "took more than 0.5 s"}
 
 

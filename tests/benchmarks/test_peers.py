@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from benchmarks.peers import ours, report, training
 from benchmarks.peers.asking import Interview
 from benchmarks.peers.compare import PEERS, Peer, PeerFailed, compare
-from benchmarks.peers.finder import Found, best
+from benchmarks.peers.finder import TopExamples, best
 from benchmarks.peers.meters import forget_peak, peak, resident, size
 from benchmarks.peers.task import LAST, LAYERS, SPARE, Rows, Settings, Task, images_of, write
 from benchmarks.recording import Data, Loop
@@ -102,9 +102,9 @@ class Certain:
     def __init__(self, task: Task, directory: Path, scope: str) -> None:
         (directory / scope).write_bytes(bytes(1000))
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
         rows = torch.arange(k).expand(len(images), k)
-        return Found(rows, torch.ones(rows.shape))
+        return TopExamples(rows, torch.ones(rows.shape))
 
 
 def test_figures_of_a_peer(task: Task, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_is_quick_is_repeated(task: Task, tmp_path: Path) -> None:
 class Waiting(Certain):
     """Does nothing for a while."""
 
-    def top(self, images: Tensor, classes: Tensor, k: int) -> Found:
+    def top(self, images: Tensor, classes: Tensor, k: int) -> TopExamples:
         sleep(0.1)
         return super().top(images, classes, k)
 
@@ -181,7 +181,7 @@ def test_peers_that_fail_or_are_missing_are_reported_and_others_go_on(
 
 
 def test_a_peer_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.peers.compare._LIMIT", 0.01)
+    monkeypatch.setattr("benchmarks.peers.compare._TIMEOUT", 0.01)
     with pytest.raises(PeerFailed, match="longer than 0.01 seconds"):
         import_module("benchmarks.peers.compare")._start("benchmarks.peers.asking")
 

@@ -40,13 +40,13 @@ def test_a_script_that_fails_leaves_the_others_their_figures(monkeypatch: pytest
 
 
 def test_the_page_says_what_was_measured() -> None:
-    found = json.loads(page.FOUND.read_text())
+    found = json.loads(page.RESULTS.read_text())
     assert page.PAGE.read_text() == page.filled(page.PAGE.read_text(), found)
     assert not found["quick"]
 
 
 def test_every_goal_follows_from_the_figures_beside_it() -> None:
-    found = json.loads(page.FOUND.read_text())
+    found = json.loads(page.RESULTS.read_text())
     assert found["goals"] == goals(found["details"])
     assert len(found["goals"]) == len(GOALS)
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import dualform
-from benchmarks.viewer_load import Asker, Found, report, summary
+from benchmarks.viewer_load import ClientLog, QuestionMaker, report, summary
 from dualform.experiments.demo import ABOUT, network
 from dualform.inputs import save_inputs
 from tests.cli.conftest import record
@@ -36,19 +36,19 @@ TEXT = {**RUN, "kind": "text", "inputs": None, "classes": [], "example": "hello"
     ],
 )
 def test_only_what_can_be_answered_is_asked(run: dict[str, Any], kinds: set[str]) -> None:
-    asker = Asker(run, 0)
-    assert set(asker.kinds) == kinds == {asker.question()[0] for _ in range(200)}
+    maker = QuestionMaker(run, 0)
+    assert set(maker.kinds) == kinds == {maker.question()[0] for _ in range(200)}
 
 
 def test_a_class_is_muted_by_its_tags() -> None:
-    asker = Asker(RUN, 0)
-    muted = [asker.question("mute")[1]["mute"] for _ in range(50)]
+    maker = QuestionMaker(RUN, 0)
+    muted = [maker.question("mute")[1]["mute"] for _ in range(50)]
     assert [{"task": ["odd"], "label": [1]}] in muted
     assert [{"label": [0]}] in muted
 
 
 def test_errors_are_told() -> None:
-    found = Found()
+    found = ClientLog()
     found.note(("predict", {}), 200, {}, 0.010)
     found.note(("mute", {}), 503, {"error": "not yet"}, 0.030)
     told = report({"clients": 2, "preparing": 1.0, **summary(found, 2.0), "memory_mb": {"at first": (10.0, 5.0)}})
