@@ -12,7 +12,7 @@ from dualform.errors import RunExists
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dualform.experiments.demo import DigitClassifier, Explanation
+    from dualform.experiments.demo import DigitClassifier, ExplainedDigit
 
 _DEMO = Path("runs/demo")
 _GLOSSARY = (
@@ -70,7 +70,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def _print_explanation(out: "Console", explanation: "Explanation", classifier: "DigitClassifier") -> None:
+def _print_explanation(out: "Console", explanation: "ExplainedDigit", classifier: "DigitClassifier") -> None:
     """Print one prediction: its attention by class, the digits behind it, and how its logit adds up."""
     from dualform import terminal
     from dualform.experiments.demo import OUTPUT, picture

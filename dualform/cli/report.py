@@ -54,17 +54,17 @@ def report(
 
 
 def _chosen(opened: "OpenedRun", index: list[int] | None, prompts: list[str] | None) -> "ReportInputs":
-    """What the user named, if it is there; else what suits the run."""
+    """Return the inputs the user named, if they exist; else some that suit the run."""
     from dualform.viewer.passages import example_prompt
     from dualform.viewer.report import ReportInputs, default_inputs
     from dualform.viewer.requests import IndexedInput, PromptInput
     from dualform.viewer.resolved_input import resolve_input
 
-    wanted: list[IndexedInput | PromptInput] = [IndexedInput(one) for one in index or ()]
-    wanted += [PromptInput(one) for one in prompts or ()]
+    wanted: list[IndexedInput | PromptInput] = [IndexedInput(number) for number in index or ()]
+    wanted += [PromptInput(prompt) for prompt in prompts or ()]
     if "spotlight" not in opened.cannot:
-        for one in wanted:
-            resolve_input(opened, one)  # raises for what there is not, before anything takes time
+        for request_input in wanted:
+            resolve_input(opened, request_input)  # raises for what there is not, before anything takes time
     if wanted:
         return ReportInputs(tuple(index or ()), tuple(prompts or ()))
     return default_inputs(opened) if opened.text is None else ReportInputs(prompts=[example_prompt(opened.text)])

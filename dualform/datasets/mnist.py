@@ -26,7 +26,7 @@ _ALTERNATIVE = "try --dataset digits, which works without any data"
 
 
 @dataclass(frozen=True)
-class Source:
+class Download:
     """Where a data set can be found, and its classes."""
 
     class_names: tuple[str, ...]
@@ -40,7 +40,7 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source(
+    "mnist": Download(
         class_names=tuple(str(digit) for digit in range(10)),
         folders=("mnist", "MNIST/raw"),
         mirrors=(
@@ -54,7 +54,7 @@ SOURCES = {
             "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         },
     ),
-    "fashion-mnist": Source(
+    "fashion-mnist": Download(
         class_names=(
             "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
         ),

@@ -171,7 +171,7 @@ class Contributions:
 
 
 @dataclass(frozen=True)
-class Explanation:
+class ExplainedDigit:
     """What is behind one prediction: top training digits and attention by class of each layer, and contributions."""
 
     index: int  # of the digit in the test set
@@ -191,14 +191,14 @@ class Explanation:
 
 def explain(
     memory: dualform.Memory, classifier: DigitClassifier, indices: Sequence[int], top: int = DIGITS_PER_ROW
-) -> list[Explanation]:
+) -> list[ExplainedDigit]:
     """Explain the predictions of test digits; visits to the same training digit are summed."""
     spotlight = memory.attend(classifier.model, classifier.inputs[list(indices)])
     answers = spotlight.collect(dualform.Top(top, per="id"), dualform.Total(by="label"))
     predictions = [int(classifier.predictions[index]) for index in indices]
     parts = contributions(spotlight[OUTPUT], predictions)
     return [
-        Explanation(
+        ExplainedDigit(
             index=index,
             predicted=predictions[row],
             true=int(classifier.digits.test.labels[index]),
@@ -231,7 +231,7 @@ def picture(images: Tensor, rows: int | NDArray[Any]) -> NDArray[Any]:
     return pixels.reshape(*np.shape(rows), *IMAGE_SHAPE)
 
 
-def figure(explanation: Explanation, digits: ImageSet) -> Any:
+def figure(explanation: ExplainedDigit, digits: ImageSet) -> Any:
     """Draw one prediction and the training digits with the highest attention."""
     rows = [
         plots.LayerRow(layer, top, picture(digits.train.raw, top["id"]), explanation.totals[layer])
@@ -241,7 +241,7 @@ def figure(explanation: Explanation, digits: ImageSet) -> Any:
     return plots.spotlight_figure(_subject(explanation, digits), rows, title=question)
 
 
-def contribution_figure(explanation: Explanation, digits: ImageSet) -> Any:
+def contribution_figure(explanation: ExplainedDigit, digits: ImageSet) -> Any:
     """Draw attention beside contribution for one prediction, and how the logit adds up."""
     logit = explanation.contributions
     parts = plots.LogitParts(logit.digits, picture(digits.train.raw, logit.digits["id"]), logit.totals, logit.initial)
@@ -249,11 +249,11 @@ def contribution_figure(explanation: Explanation, digits: ImageSet) -> Any:
     return plots.contribution_figure(_subject(explanation, digits), parts, title=question)
 
 
-def _subject(explanation: Explanation, digits: ImageSet) -> plots.Subject:
+def _subject(explanation: ExplainedDigit, digits: ImageSet) -> plots.Subject:
     return plots.Subject(picture(digits.test.raw, explanation.index), explanation.predicted, explanation.true)
 
 
-def _question(explanation: Explanation, question: str) -> str:
+def _question(explanation: ExplainedDigit, question: str) -> str:
     """Return a question about the prediction or, if that is wrong, about the mistake."""
     if explanation.predicted == explanation.true:
         return question.format("this prediction")
@@ -268,7 +268,7 @@ class DemoResult:
     optimizer: str
     classifier: DigitClassifier
     certificate: dualform.Certificate
-    explanations: list[Explanation]
+    explanations: list[ExplainedDigit]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -310,7 +310,7 @@ def run(
     return DemoResult(path, optimizer_name(optimizer), classifier, certificate, explanations)
 
 
-def draw(explanations: Sequence[Explanation], digits: ImageSet, path: Path) -> None:
+def draw(explanations: Sequence[ExplainedDigit], digits: ImageSet, path: Path) -> None:
     """Save two figures of the first digit, and a PDF of all digits."""
     first, *others = [figure(explanation, digits) for explanation in explanations]
     contribution = contribution_figure(explanations[0], digits)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dualform
-from dualform.experiments.tasks import Examples, Task
+from dualform.experiments.tasks import Task, TaskExamples
 from dualform.experiments.training import predictions
 
 Classes = NDArray[np.int64]
@@ -58,7 +58,7 @@ def measure(memory: dualform.Memory, model: nn.Module, task: Task) -> Table1:
 
 
 def attended_classes(
-    memory: dualform.Memory, model: nn.Module, test: Examples
+    memory: dualform.Memory, model: nn.Module, test: TaskExamples
 ) -> tuple[dict[str, Classes], dict[str, Classes]]:
     """Return, by layer, the class with the most attention for each input: of plain weights, and of valued ones."""
     spotlight = memory.attend(model, test.images)

@@ -20,7 +20,7 @@ _TRAINED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
-class Examples:
+class TaskExamples:
     """Images as a network sees them, and as people do."""
 
     images: Tensor  # (n, pixels) float32, standardised
@@ -39,8 +39,8 @@ class Task:
     name: str
     class_names: tuple[str, ...]
     image_shape: tuple[int, int]
-    train: Examples
-    test: Examples
+    train: TaskExamples
+    test: TaskExamples
 
 
 def tasks(sets: Sequence[ImageSet]) -> list[Task]:
@@ -51,7 +51,7 @@ def tasks(sets: Sequence[ImageSet]) -> list[Task]:
         kept = int(_TRAINED_SHARE * len(images.train.labels))
         trained_on = Split(images.train.raw[:kept], images.train.labels[:kept])
         train, test = (
-            Examples(standardised(split.raw, by=trained_on.raw), split.raw, split.labels, start)
+            TaskExamples(standardised(split.raw, by=trained_on.raw), split.raw, split.labels, start)
             for split, start in ((trained_on, first_id), (images.test, 0))
         )
         made.append(Task(images.name, images.class_names, images.image_shape, train, test))

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.experiments.loops import epochs, one_thread, seeded
-from dualform.experiments.tasks import Examples, Task, training_images
+from dualform.experiments.tasks import Task, TaskExamples, training_images
 from dualform.inputs import INPUTS, save_inputs
 
 
@@ -162,7 +162,7 @@ def predictions(model: nn.Module, images: Tensor) -> Tensor:
         return torch.cat([model(part).argmax(dim=1) for part in images.split(1000)])
 
 
-def accuracy(model: nn.Module, examples: Examples) -> float:
+def accuracy(model: nn.Module, examples: TaskExamples) -> float:
     """Return the accuracy in per cent."""
     return 100 * int((predictions(model, examples.images) == examples.labels).sum()) / len(examples)
 

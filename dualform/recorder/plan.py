@@ -39,7 +39,7 @@ class RecordedOptimizer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecordingPlan:
     """What will be recorded, and what `layers="*"` had to leave out, with the reason."""
 
     model: nn.Module
@@ -72,7 +72,7 @@ def make_plan(
     layers: str | Iterable[str],
     storage: Storage,
     about: Mapping[str, Any],
-) -> Plan:
+) -> RecordingPlan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
     chosen, skipped = choose_layers(model, optimizers, layers, storage)
     rules = [registered_rule(optimizer) if storage.values else None for optimizer in optimizers]
@@ -94,7 +94,7 @@ def make_plan(
         RecordedOptimizer(optimizer, rule, tuple(layer for layer in chosen if layer.optimizer == index))
         for index, (optimizer, rule) in enumerate(zip(optimizers, rules, strict=True))
     )
-    return Plan(model, recorded, chosen, skipped, manifest)
+    return RecordingPlan(model, recorded, chosen, skipped, manifest)
 
 
 def registered_rule(optimizer: Optimizer) -> Rule:

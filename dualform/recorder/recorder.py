@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
 from dualform.recorder.estimate import Estimate, estimate
-from dualform.recorder.plan import Plan, make_plan, registered_rule
+from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Backend, Storage, Where
@@ -32,7 +32,7 @@ from dualform.strict_json import parse
 class Recorder:
     """Made by `dualform.record`; see there."""
 
-    def __init__(self, plan: Plan, path: Path | Backend, overwrite: bool, resume: int | None) -> None:
+    def __init__(self, plan: RecordingPlan, path: Path | Backend, overwrite: bool, resume: int | None) -> None:
         self.path = path
         self.skipped = dict(plan.skipped)
         self._plan, self._overwrite, self._resume = plan, overwrite, resume

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dualform.recorder.audit import AuditedStep
 from dualform.recorder.captures import Capture, Packed
-from dualform.recorder.plan import Plan
+from dualform.recorder.plan import RecordingPlan
 from dualform.recorder.tags import check_same, joined
 from dualform.store import Rows, StepRecord, Storage
 
@@ -46,7 +46,7 @@ def check_tags(
     return expected
 
 
-def as_record(plan: Plan, step: AuditedStep, passes: Iterable[UsedPass]) -> StepRecord:
+def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]) -> StepRecord:
     """Put a step together: lines and residuals of all layers, and the rows of some passes."""
     residual = dict.fromkeys((layer.name for layer in plan.layers), float("nan"))  # of layers that are not stepped
     for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True):

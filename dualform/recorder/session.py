@@ -32,7 +32,7 @@ from dualform.recorder.evidence import (
 )
 from dualform.recorder.layers import SEED
 from dualform.recorder.merge import Merger, tagged_keys
-from dualform.recorder.plan import Plan, RecordedOptimizer
+from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
 from dualform.recorder.tags import Tags
@@ -54,7 +54,7 @@ _NOTHING_READ = BeforeStep({}, ())
 class Session:
     """Hooks on a model and its optimisers, and one writer. `close` takes the hooks off and ends the run."""
 
-    def __init__(self, plan: Plan, where: Where, overwrite: bool, resume: int | None) -> None:
+    def __init__(self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None) -> None:
         self._plan = plan
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
         state = plan.state()

@@ -50,7 +50,7 @@ def test_missing_data_say_where_to_put_them(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("DUALFORM_DATA", str(tmp_path))
     monkeypatch.setenv("DUALFORM_HOME", str(tmp_path / "cache"))
     for name, source in mnist.SOURCES.items():
-        closed = mnist.Source(source.class_names, ("nowhere",), ("http://127.0.0.1:9/",), source.digests)
+        closed = mnist.Download(source.class_names, ("nowhere",), ("http://127.0.0.1:9/",), source.digests)
         monkeypatch.setitem(mnist.SOURCES, name, closed)
     reason = fails("reproduce", "single", "--out", tmp_path / "out")
     assert "train-images-idx3-ubyte" in reason
