@@ -18,10 +18,10 @@ def test_kills_at_any_moment_lose_nothing() -> None:
     command = [sys.executable, "-m", "benchmarks.crash", "--kills", str(KILLS), "--json"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
-    counts = found["counts"]
+    result = json.loads(done.stdout)
+    counts = result["counts"]
     assert [counts[name] for name in ("kills", "opened", "certified", "resumed")] == [KILLS] * 4
     assert counts["identical"] == counts["finished"] > 0
-    assert found["ok"]
-    assert found["failure"] is None
-    assert found["kept"] is None
+    assert result["ok"]
+    assert result["failure"] is None
+    assert result["kept"] is None

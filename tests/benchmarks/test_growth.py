@@ -88,9 +88,9 @@ def test_sizes_rise_in_whole_batches(quick: bool) -> None:
 
 def test_a_small_measurement_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    found = sweep(SMALL)
+    results = sweep(SMALL)
     assert not list(tmp_path.glob("dualform-*"))  # runs are removed
-    grown = found["growth"]
+    grown = results["growth"]
     assert [(one["slots"], one["width"], one["runs"]) for one in grown["slots"]] == [(256, 16, 2), (512, 16, 1)]
     assert [(one["slots"], one["width"], one["runs"]) for one in grown["width"]] == [(256, 16, 2), (256, 24, 2)]
     for one in grown["slots"] + grown["width"]:
@@ -99,8 +99,8 @@ def test_a_small_measurement_from_end_to_end(tmp_path: Path, monkeypatch: pytest
         assert len(one["ratios"]) == 2
         assert one["bytes_per_slot"] > 2 * (64 + 2 * one["width"])  # keys alone, in float16
     assert 0 < grown["slopes"]["slots"]["bytes"] < 1  # snapshots do not grow
-    assert json.loads(json.dumps(found))["growth"] == grown
-    assert len(figure(found).subfigs) == 2
+    assert json.loads(json.dumps(results))["growth"] == grown
+    assert len(figure(results).subfigs) == 2
 
 
 def test_the_report_has_a_line_a_point_and_the_slopes() -> None:

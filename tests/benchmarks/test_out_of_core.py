@@ -44,8 +44,8 @@ def nothing_allowed(nbytes: int) -> Iterator[tuple[list[str], str]]:
 
 def test_without_control_groups_allocations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(out_of_core, "group", nothing_allowed)
-    found = {"out_of_core": measured(SMALL), "settings": asdict(SMALL)}
-    scan = found["out_of_core"]
+    results = {"out_of_core": measured(SMALL), "settings": asdict(SMALL)}
+    scan = results["out_of_core"]
     assert scan["limit"] == NO_GROUP
     assert len(scan["disk_gbs"]) == len(scan["scan_gbs"]) == SMALL.repetitions
     assert scan["speed_ratio"] == scan["scan_gbs"][-1] / scan["disk_gbs"][-1]
@@ -53,7 +53,7 @@ def test_without_control_groups_allocations_are_limited(monkeypatch: pytest.Monk
     assert scan["anonymous_mb"] < 400
     assert scan["second"]["read_ratio"] <= scan["first"]["read_ratio"] + 0.1  # nothing took its pages away
     assert scan["batch"]["seconds"] > 0
-    assert NO_GROUP in report(found)
+    assert NO_GROUP in report(results)
 
 
 def test_a_process_that_fails_or_takes_too_long_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

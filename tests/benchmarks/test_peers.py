@@ -34,9 +34,9 @@ def task(tmp_path_factory: pytest.TempPathFactory) -> Task:
     """Trained, with checkpoints and a recorded run."""
     directory = tmp_path_factory.mktemp("task")
     write(directory, *images_of(None, SMALL), SMALL)
-    found = Task.read(directory)
-    training.train(found)
-    return found
+    read = Task.read(directory)
+    training.train(read)
+    return read
 
 
 def keys_seen(task: Task) -> dict[str, Tensor]:
@@ -55,27 +55,27 @@ def keys_seen(task: Task) -> dict[str, Tensor]:
 
 def inputs_of(model: nn.Module, images: Tensor) -> dict[str, Tensor]:
     """Each linear layer's input."""
-    found: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, layer in model.named_children():
             if name in LAYERS:
-                found[name] = images.double()
+                inputs[name] = images.double()
             images = layer(images)
-    return found
+    return inputs
 
 
 @pytest.mark.parametrize(("scope", "layers"), [("all", LAYERS), ("last", (LAST,))])
 def test_ours_finds_what_a_dense_sum_finds(task: Task, tmp_path: Path, scope: str, layers: tuple[str, ...]) -> None:
     images, k = task.questions[SPARE:], task.settings.k
-    found = ours.prepare(task, tmp_path, scope).top(images, task.predicted[SPARE:], k)
+    top = ours.prepare(task, tmp_path, scope).top(images, task.predicted[SPARE:], k)
     queries, keys = inputs_of(task.model(), images), keys_seen(task)
     for number, layer in enumerate(layers):
         dense = queries[layer] @ keys[layer].mT  # (questions, examples)
         columns = slice(number * k, (number + 1) * k)
         atol = 2e-3 * float(dense.abs().max())  # keys are kept in float16
         expected = best(dense, k).scores
-        torch.testing.assert_close(found.scores[:, columns].double(), expected, rtol=0, atol=atol)
-        torch.testing.assert_close(dense.gather(1, found.rows[:, columns]), expected, rtol=0, atol=atol)
+        torch.testing.assert_close(top.scores[:, columns].double(), expected, rtol=0, atol=atol)
+        torch.testing.assert_close(dense.gather(1, top.rows[:, columns]), expected, rtol=0, atol=atol)
 
 
 def test_contributions_are_asked_for_the_predicted_class(task: Task, tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_peer_that_was_kept_waiting_is_marked(task: Task, tmp_path: Path) -> N
     row = {**figures, "training_ratio": 1.0, "all_seconds": 1.0, "disk_bytes": 0}
     facts = {**asdict(SMALL), "data": "random", "threads": 1, "torch": torch.__version__}
     costs = {"plain": {"seconds": 1.0}, "memory_mb": 1.0}
-    found = {"peers": {"late": row, "busy": {**row, "cores": 0.9}}, "settings": facts, "training": costs}
-    assert [line[:12] for line in report(found).splitlines() if "WAITED" in line] == ["late: WAITED"]
+    results = {"peers": {"late": row, "busy": {**row, "cores": 0.9}}, "settings": facts, "training": costs}
+    assert [line[:12] for line in report(results).splitlines() if "WAITED" in line] == ["late: WAITED"]
 
 
 @pytest.fixture
@@ -166,15 +166,15 @@ def test_peers_that_fail_or_are_missing_are_reported_and_others_go_on(
         "absent": Peer("no_such_peer", "all", "nosuch"),
         "ours": Peer("benchmarks.peers.ours", "last", training="recorded"),
     }
-    found = compare(peers, None, SMALL)
+    results = compare(peers, None, SMALL)
     reason = "it ended with code 1: RuntimeError: out of ideas"
-    assert found["peers"]["failing"] == {"not_available": reason}
-    absent = found["peers"]["absent"]["not_available"]
+    assert results["peers"]["failing"] == {"not_available": reason}
+    absent = results["peers"]["absent"]["not_available"]
     assert absent == "the module 'no_such_peer' is not installed: pip install -c constraints.txt nosuch"
-    own = found["peers"]["ours"]
+    own = results["peers"]["ours"]
     assert own["all_seconds"] > 0
     assert own["disk_bytes"] > 300_000  # the recorded run is what it keeps
-    lines = report(found).splitlines()
+    lines = report(results).splitlines()
     assert f"failing: NOT MEASURED, {reason}" in lines
     assert f"absent: NOT MEASURED, {absent}" in lines
     assert [line for line in lines if line.startswith("ours ")]

@@ -33,22 +33,22 @@ def test_a_script_that_fails_leaves_the_others_their_figures(monkeypatch: pytest
 
     good = SimpleNamespace(measure=lambda data, quick: {"query_vs_read": 1.0}, report=lambda one: "fine")
     monkeypatch.setattr(everything, "SCRIPTS", {"queries": good, "totals": SimpleNamespace(measure=fails)})
-    found = everything.measure(None, quick=True)
-    assert found["query_vs_read"] == 1.0
-    assert [goal["met"] for goal in found["goals"][:2]] == ["yes", "?"]
-    assert everything.report(found).startswith("== queries ==\nfine\n\n== totals ==\nMemoryError: no room")
+    results = everything.measure(None, quick=True)
+    assert results["query_vs_read"] == 1.0
+    assert [goal["met"] for goal in results["goals"][:2]] == ["yes", "?"]
+    assert everything.report(results).startswith("== queries ==\nfine\n\n== totals ==\nMemoryError: no room")
 
 
 def test_the_page_says_what_was_measured() -> None:
-    found = json.loads(page.RESULTS.read_text())
-    assert page.PAGE.read_text() == page.filled(page.PAGE.read_text(), found)
-    assert not found["quick"]
+    results = json.loads(page.RESULTS.read_text())
+    assert page.PAGE.read_text() == page.filled(page.PAGE.read_text(), results)
+    assert not results["quick"]
 
 
 def test_every_goal_follows_from_the_figures_beside_it() -> None:
-    found = json.loads(page.RESULTS.read_text())
-    assert found["goals"] == goals(found["details"])
-    assert len(found["goals"]) == len(GOALS)
+    results = json.loads(page.RESULTS.read_text())
+    assert results["goals"] == goals(results["details"])
+    assert len(results["goals"]) == len(GOALS)
 
 
 def test_a_page_without_a_block_is_refused() -> None:
@@ -59,7 +59,7 @@ def test_a_page_without_a_block_is_refused() -> None:
 def test_blocks_replace_what_stood_there() -> None:
     text = "a\n<!-- x -->\nold | 1\n<!-- end -->\nb"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(page, "BLOCKS", {"x": lambda found: str(found["new"])})
+        patch.setattr(page, "BLOCKS", {"x": lambda results: str(results["new"])})
         once = page.filled(text, {"new": r"\1 new"})
         assert once == "a\n<!-- x -->\n\\1 new\n<!-- end -->\nb"
         assert page.filled(once, {"new": r"\1 new"}) == once
@@ -89,7 +89,7 @@ def test_a_benchmark_is_asked_for_what_was_typed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["x", "--quick", "--json", "--data", "somewhere"])
-    command.run("x", "Doc.", lambda data, quick: {"data": str(data), "quick": quick}, lambda found: "report")
+    command.run("x", "Doc.", lambda data, quick: {"data": str(data), "quick": quick}, lambda results: "report")
     assert json.loads(capsys.readouterr().out) == {"data": "somewhere", "quick": True}
     monkeypatch.setattr("sys.argv", ["x"])
     monkeypatch.delenv("DUALFORM_DATA", raising=False)
@@ -99,7 +99,7 @@ def test_a_benchmark_is_asked_for_what_was_typed(
         asked.append((data, quick))
         return {}
 
-    command.run("x", "Doc.", measure, lambda found: "report")
+    command.run("x", "Doc.", measure, lambda results: "report")
     assert asked == [(None, False)]
     assert capsys.readouterr().out == "report\n"
 
@@ -114,12 +114,12 @@ def test_shares_of_bytes_add_up_to_the_run(tmp_path: Path) -> None:
             optimizer.zero_grad()
             model(given).sum().backward()
             optimizer.step()
-    found = sizes.shares(tmp_path / "run")
+    results = sizes.shares(tmp_path / "run")
     raw = 4 * 24 * (6 + 70 + 70 + 3)
-    assert found["in float16"] == 0.5
-    assert found["and keys that come again once"] == pytest.approx(0.5 - 2 * 16 * 6 / raw)
-    assert found["and values without their zeros"] < found["and keys that come again once"]
-    assert found["everything"] == pytest.approx(sum(f.stat().st_size for f in (tmp_path / "run").glob("s*")) / raw)
-    named = found["with a snapshot for every chapter"]
-    assert named < found["everything"]  # headers, the ledger and the audit are left
-    assert (found["everything"] - named) * raw < 12_000
+    assert results["in float16"] == 0.5
+    assert results["and keys that come again once"] == pytest.approx(0.5 - 2 * 16 * 6 / raw)
+    assert results["and values without their zeros"] < results["and keys that come again once"]
+    assert results["everything"] == pytest.approx(sum(f.stat().st_size for f in (tmp_path / "run").glob("s*")) / raw)
+    named = results["with a snapshot for every chapter"]
+    assert named < results["everything"]  # headers, the ledger and the audit are left
+    assert (results["everything"] - named) * raw < 12_000

@@ -48,10 +48,10 @@ def test_a_class_is_muted_by_its_tags() -> None:
 
 
 def test_errors_are_told() -> None:
-    found = ClientLog()
-    found.note(("predict", {}), 200, {}, 0.010)
-    found.note(("mute", {}), 503, {"error": "not yet"}, 0.030)
-    told = report({"clients": 2, "preparing": 1.0, **summary(found, 2.0), "memory_mb": {"at first": (10.0, 5.0)}})
+    log = ClientLog()
+    log.note(("predict", {}), 200, {}, 0.010)
+    log.note(("mute", {}), 503, {"error": "not yet"}, 0.030)
+    told = report({"clients": 2, "preparing": 1.0, **summary(log, 2.0), "memory_mb": {"at first": (10.0, 5.0)}})
     assert "2 answers, 1 a second" in told
     assert "1 of status 503" in told
     assert told.endswith("503 mute {}: not yet")
@@ -80,9 +80,9 @@ def load(run: Path) -> "subprocess.CompletedProcess[str]":
 def test_a_short_load(tmp_path: Path) -> None:
     done = load(digits(tmp_path / "run"))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert (found["errors"], found["clients"]) == ({}, 3)
-    assert set(found["by_question"]) <= {"predict", "spotlight", "mute", "inputs"}
+    results = json.loads(done.stdout)
+    assert (results["errors"], results["clients"]) == ({}, 3)
+    assert set(results["by_question"]) <= {"predict", "spotlight", "mute", "inputs"}
 
 
 def test_a_run_without_a_model(tmp_path: Path) -> None:

@@ -6,19 +6,19 @@ from benchmarks.walk import LIMITS, LONGEST_FILE, LONGEST_FUNCTION, Walk, longes
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, Walk]:
+def walked() -> dict[str, Walk]:
     return walks()
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_a_walk_is_short(found: dict[str, Walk], name: str) -> None:
-    (functions, files), limit = found[name].length, LIMITS[name]
-    assert functions <= limit.functions, found[name].functions
-    assert files <= limit.files, sorted(found[name].functions)
+def test_a_walk_is_short(walked: dict[str, Walk], name: str) -> None:
+    (functions, files), limit = walked[name].length, LIMITS[name]
+    assert functions <= limit.functions, walked[name].functions
+    assert files <= limit.files, sorted(walked[name].functions)
 
 
-def test_a_walk_goes_through_what_it_should(found: dict[str, Walk]) -> None:
-    warm, cold, step = ({path.as_posix() for path in found[name].functions} for name in LIMITS)
+def test_a_walk_goes_through_what_it_should(walked: dict[str, Walk]) -> None:
+    warm, cold, step = ({path.as_posix() for path in walked[name].functions} for name in LIMITS)
     assert {"attention/search.py", "kinds/base.py"} <= warm
     assert "engine/plan.py" not in warm  # an index answers, and no slot is read
     assert {"engine/plan.py", "slots/blocks.py", "store/shard.py"} <= cold

@@ -55,8 +55,10 @@ def test_a_merged_run_has_no_single_updates(tmp_path: Path, fable: Path) -> None
 
 def test_a_language_model_with_values_is_certified_and_can_be_muted(fable: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = json.loads(call("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--out", out, "--json").stdout)
-    assert found["certificate"]["ok"]
+    document = json.loads(
+        call("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--out", out, "--json").stdout
+    )
+    assert document["certificate"]["ok"]
     assert "and dual = primal to" in (out / "results.md").read_text(encoding="utf-8")
     memory = dualform.load(out / "runs" / "charlm")
     whole, muted = (one.weights("lstm.l0")["lstm.weight_ih_l0"] for one in (memory, memory.without(position=range(9))))

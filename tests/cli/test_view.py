@@ -46,10 +46,10 @@ def test_it_serves_until_it_is_told_to_end(run: Path, sent: signal.Signals) -> N
     command = [sys.executable, "-m", "dualform", "view", str(run), *named]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         assert started.stdout is not None
-        found = re.search(r"http://(127.0.0.1:\d+)/", started.stdout.readline())
+        address = re.search(r"http://(127.0.0.1:\d+)/", started.stdout.readline())
         try:
-            assert found is not None
-            connection = HTTPConnection(found[1], timeout=60)
+            assert address is not None
+            connection = HTTPConnection(address[1], timeout=60)
             connection.request("POST", "/api/predict", '{"input": {"index": 1}}', {"Content-Type": "application/json"})
             assert connection.getresponse().status == 200
         finally:

@@ -43,13 +43,13 @@ def test_every_optimiser_is_exact_and_its_logits_add_up(tmp_path: Path, name: st
     memory = dualform.load(tmp_path / "run")
     assert memory.verify().ok
     for one in demo.explain(memory, trained, [0, 5]):
-        found = one.contributions
+        parts = one.contributions
         with torch.no_grad():
             logit = trained.model(trained.inputs[one.index])[one.predicted]
-        assert found.target == one.predicted
-        assert found.logit == pytest.approx(float(logit), abs=1e-4)
-        for table, column in ((found.totals, "total"), (found.digits, "contribution")):
-            assert found.initial + table[column].sum() == pytest.approx(found.logit, abs=1e-4)
+        assert parts.target == one.predicted
+        assert parts.logit == pytest.approx(float(logit), abs=1e-4)
+        for table, column in ((parts.totals, "total"), (parts.digits, "contribution")):
+            assert parts.initial + table[column].sum() == pytest.approx(parts.logit, abs=1e-4)
 
 
 def test_the_names_are_those_of_torch(tmp_path: Path) -> None:
@@ -68,8 +68,8 @@ def test_digits_speak_for_a_class_or_against_it(tmp_path: Path) -> None:
     trained = demo.train(tmp_path / "run", steps=12)
     memory = dualform.load(tmp_path / "run")
     (one,) = demo.explain(memory, trained, [3])
-    found, layer = one.contributions, memory.attend(trained.model, trained.inputs[3:4])["output"]
-    best, worst = found.highest(4), found.lowest(4)
+    parts, layer = one.contributions, memory.attend(trained.model, trained.inputs[3:4])["output"]
+    best, worst = parts.highest(4), parts.lowest(4)
     wanted = layer.contribution(one.predicted).top(4, per="id")
     assert best["id"].tolist() == wanted["id"].tolist()
     np.testing.assert_allclose(best["contribution"], wanted["score"], rtol=1e-5)
@@ -80,7 +80,7 @@ def test_digits_speak_for_a_class_or_against_it(tmp_path: Path) -> None:
     np.testing.assert_allclose(worst["contribution"], -negated["score"], rtol=1e-5)
     assert best["contribution"].min() > 0 > worst["contribution"].max()
     attention = dict(zip(*(layer.top(5, per="id")[name].tolist() for name in ("id", "score")), strict=True))
-    for row in found.digits.rows():
+    for row in parts.digits.rows():
         if row["id"] in attention:
             assert row["attention"] == pytest.approx(attention.pop(row["id"]), rel=1e-4)
     assert not attention
@@ -127,11 +127,11 @@ def test_demo_as_json_is_one_document(here: Path) -> None:
     assert len(one["layers"]["output"]["top"]) == 5
     assert len(one["layers"]["output"]["totals"]) == 10
     assert document["optimizer"] == "adamw"
-    found = one["contribution"]
-    assert (found["layer"], found["target"]) == ("output", one["predicted"])
-    total = sum(row["total"] for row in found["totals"])
-    assert found["initial"] + total == pytest.approx(found["logit"], abs=1e-4)
-    assert found["for"][0]["contribution"] > 0 > found["against"][0]["contribution"]
+    parts = one["contribution"]
+    assert (parts["layer"], parts["target"]) == ("output", one["predicted"])
+    total = sum(row["total"] for row in parts["totals"])
+    assert parts["initial"] + total == pytest.approx(parts["logit"], abs=1e-4)
+    assert parts["for"][0]["contribution"] > 0 > parts["against"][0]["contribution"]
     assert Path("mine/spotlight.pdf").read_bytes().count(b"/Type /Page ") == 2  # attention and contribution of a digit
 
 

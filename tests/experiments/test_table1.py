@@ -16,8 +16,8 @@ from tests.experiments.images import two_tasks
 def test_agreement_by_hand() -> None:
     target = np.array([0, 1, 2, 3, 4])
     output = np.array([0, 1, 2, 5, 6])  # wrong twice
-    found = np.array([0, 1, 7, 3, 6])
-    shares = agreement(found, output, target)
+    attended = np.array([0, 1, 7, 3, 6])
+    shares = agreement(attended, output, target)
     assert shares == pytest.approx({"wrong_target": 50.0, "wrong_output": 50.0, "right": 200 / 3})
 
 
@@ -46,16 +46,16 @@ def test_attended_classes_are_those_of_a_dense_loop(tmp_path: Path) -> None:
 def test_nearest_means_by_hand(tmp_path: Path) -> None:
     first, _ = two_tasks()
     trained = train([Phase((first,), 1)], SMALL, seed=0, path=tmp_path / "run")
-    found = nearest_means(trained.model, first)["layer-0"]
+    nearest = nearest_means(trained.model, first)["layer-0"]
     for row, image in enumerate(first.test.images):
         means = [first.train.images[first.train.labels == label].mean(dim=0) for label in range(10)]
-        assert found[row] == int(np.argmin([float((image - mean).norm()) for mean in means]))
+        assert nearest[row] == int(np.argmin([float((image - mean).norm()) for mean in means]))
 
 
 def test_everything_is_measured_for_every_layer(tmp_path: Path) -> None:
     first, _ = two_tasks()
     trained = train([Phase((first,), 2)], SMALL, seed=0, path=tmp_path / "run")
-    found = measure(dualform.load(tmp_path / "run"), trained.model, first)
-    for part in (found.attention, found.valued, found.nearest_mean, PAPER_AGREEMENT):
+    table = measure(dualform.load(tmp_path / "run"), trained.model, first)
+    for part in (table.attention, table.valued, table.nearest_mean, PAPER_AGREEMENT):
         assert set(part) == {"layer-0", "layer-1", "layer-2"}
-    assert set(found.frequency) == {"wrong_target", "wrong_output", "right"}
+    assert set(table.frequency) == {"wrong_target", "wrong_output", "right"}

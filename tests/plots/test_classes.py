@@ -136,9 +136,9 @@ def test_a_total_of_no_slots_is_no_zero() -> None:
     assert axes.get_title(loc="right") == "largest: two, as predicted"
 
 
-def table_without(found: Table, label: int) -> Table:
-    kept = found["label"] != label
-    return Table({name: column[kept] for name, column in found.as_arrays().items()})
+def table_without(table: Table, label: int) -> Table:
+    kept = table["label"] != label
+    return Table({name: column[kept] for name, column in table.as_arrays().items()})
 
 
 def test_large_numbers_are_short() -> None:

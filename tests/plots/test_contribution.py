@@ -40,8 +40,8 @@ def bars(figure: Any) -> Any:
 
 def examples_shown(figure: Any) -> list[int]:
     """The rows of the examples whose images are drawn, in reading order."""
-    found = [axes for axes in figure.axes if axes.images and axes.get_xlabel()]
-    return [int(axes.images[0].get_array().max()) - 1 for axes in found]
+    pictured = [axes for axes in figure.axes if axes.images and axes.get_xlabel()]
+    return [int(axes.images[0].get_array().max()) - 1 for axes in pictured]
 
 
 def test_every_example_is_a_dot_in_the_colour_of_its_role() -> None:

@@ -15,7 +15,7 @@ from tests.plots.cases import IMAGE, ONE, RIGHT, TWO, WRONG, everything_written,
 def row(layer: str, visits: Sequence[tuple[str, int, float]], images: Sequence[tuple[str, int, float]]) -> Any:
     single = table(visits, "score", step=[1234 + n for n in range(len(visits))], id=range(len(visits)))
     summed = table(images, "score", visits=[n + 1 for n in range(len(images))])
-    pictures = [np.arange(len(found))[:, None, None] * IMAGE for found in (single, summed)]
+    pictures = [np.arange(len(rows))[:, None, None] * IMAGE for rows in (single, summed)]
     return plots.TopImages(layer, single, pictures[0], summed, pictures[1])
 
 
@@ -45,9 +45,9 @@ def test_one_task_is_not_named_below_each_image() -> None:
 
 
 def test_images_are_framed_in_the_colour_of_their_class() -> None:
-    found = [("digits", 0, 3.0), ("digits", 1, 2.0), ("digits", 2, 1.0)]
+    rows = [("digits", 0, 3.0), ("digits", 1, 2.0), ("digits", 2, 1.0)]
     frames = [
-        axes.spines["left"].get_edgecolor() for axes in drawn(plots.top_images(WRONG, [row("a", found, found)], ONE))
+        axes.spines["left"].get_edgecolor() for axes in drawn(plots.top_images(WRONG, [row("a", rows, rows)], ONE))
     ]
     assert [matches(frame, plots.TRUE) for frame in frames] == [True, False, False] * 2
     assert [matches(frame, plots.PREDICTED) for frame in frames] == [False, False, True] * 2

@@ -19,8 +19,8 @@ def top(*, visits: bool = True) -> Table:
     return Table(columns | ({"visits": np.array([3, 1])} if visits else {}))
 
 
-def row(layer: str, found: Table) -> plots.LayerRow:
-    return plots.LayerRow(layer, found, np.eye(4)[None].repeat(len(found), axis=0), TOTALS)
+def row(layer: str, top_table: Table) -> plots.LayerRow:
+    return plots.LayerRow(layer, top_table, np.eye(4)[None].repeat(len(top_table), axis=0), TOTALS)
 
 
 def test_spotlight_figure_has_a_row_a_layer(tmp_path: Path) -> None:

@@ -16,20 +16,20 @@ from tests.text.cases import FABLES, SENTENCES, ends_of, fables, hits, sentences
 
 def test_as_fast_as() -> None:
     positions = ends_of("as fast as", FABLES)
-    found = passages(fables, table(positions[1], positions[2], positions[0]), around=28)
-    assert [to_plain(passage) for passage in found] == [
+    ranked = passages(fables, table(positions[1], positions[2], positions[0]), around=28)
+    assert [to_plain(passage) for passage in ranked] == [
         "together, running as fast a[s] they could to get out of",
         "made room for him as fast a[s] he could, and the Horse",
         "The Wolf ran away as fast a[s] he could, and was not seen",
     ]
-    assert [passage.title for passage in found] == ["THE HARES", "THE MULE", "THE WOLF"]
-    assert [passage.score for passage in found] == [3, 2, 1]
+    assert [passage.title for passage in ranked] == ["THE HARES", "THE MULE", "THE WOLF"]
+    assert [passage.score for passage in ranked] == [3, 2, 1]
 
 
 def test_for_his_contribution() -> None:
     first, second = (at for at, word in enumerate(SENTENCES.split()) if word == "contribution")
-    found = passages(sentences, table(second, first), around=2)
-    assert [to_plain(passage) for passage in found] == [
+    ranked = passages(sentences, table(second, first), around=2)
+    assert [to_plain(passage) for passage in ranked] == [
         "for his [contribution] as a",
         "for his [contribution] to the",
     ]
@@ -71,10 +71,10 @@ def test_pieces_of_words_are_words_where_space_is() -> None:
 @given(hits(), st.integers(0, 30))
 def test_every_hit_is_in_one_passage(case: tuple[Text, Table], around: int) -> None:
     text, hit = case
-    found = passages(text, hit, most=1000, around=around)
-    marks = [(mark.position, mark.score) for passage in found for mark in passage.marks]
+    ranked = passages(text, hit, most=1000, around=around)
+    marks = [(mark.position, mark.score) for passage in ranked for mark in passage.marks]
     assert sorted(marks) == sorted(zip(hit["position"].tolist(), hit["score"].tolist(), strict=True))
-    for passage in found:
+    for passage in ranked:
         assert passage.tokens == text.tokens(passage.start, passage.end)
         assert all(passage.start <= mark.position < passage.end for mark in passage.marks)
         assert [mark.score for mark in passage.marks] == sorted((mark.score for mark in passage.marks), reverse=True)
@@ -83,23 +83,23 @@ def test_every_hit_is_in_one_passage(case: tuple[Text, Table], around: int) -> N
 
 @given(hits(), st.integers(0, 30), st.integers(1, 3))
 def test_passages_are_apart_and_best_first(case: tuple[Text, Table], around: int, most: int) -> None:
-    found = passages(*case, most=most, around=around)
-    assert len(found) <= most
-    assert [passage.score for passage in found] == sorted((passage.score for passage in found), reverse=True)
-    places = sorted((passage.start, passage.end) for passage in found)
+    ranked = passages(*case, most=most, around=around)
+    assert len(ranked) <= most
+    assert [passage.score for passage in ranked] == sorted((passage.score for passage in ranked), reverse=True)
+    places = sorted((passage.start, passage.end) for passage in ranked)
     assert all(end + 3 < start for (_, end), (start, _) in pairwise(places))
 
 
 def test_hits_fill_passages_until_one_more_would_be_needed() -> None:
     text = text_of(["word"] * 100, " ")
-    found = passages(text, table(10, 50, 12, 90, 52), most=2, around=1)
-    assert [[mark.position for mark in passage.marks] for passage in found] == [[10, 12], [50]]
+    ranked = passages(text, table(10, 50, 12, 90, 52), most=2, around=1)
+    assert [[mark.position for mark in passage.marks] for passage in ranked] == [[10, 12], [50]]
 
 
 def test_a_hit_may_join_two_passages() -> None:
-    found = passages(text_of(["word"] * 100, " "), table(10, 90, 20, 15), most=3, around=2)
-    assert [[mark.position for mark in passage.marks] for passage in found] == [[10, 20, 15], [90]]
-    assert found[0].score == 4
+    ranked = passages(text_of(["word"] * 100, " "), table(10, 90, 20, 15), most=3, around=2)
+    assert [[mark.position for mark in passage.marks] for passage in ranked] == [[10, 20, 15], [90]]
+    assert ranked[0].score == 4
 
 
 def test_of_one_position_the_first_row_counts() -> None:

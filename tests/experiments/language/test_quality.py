@@ -11,10 +11,10 @@ pytestmark = pytest.mark.slow
 
 
 def test_shares_are_those_of_counting_positions(case: Case) -> None:
-    found = measure(case.memory, case.trained.model, case.text, case.test)
+    quality = measure(case.memory, case.trained.model, case.text, case.test)
     model, ids = case.trained.model.eval(), case.text.ids
     prompts = sample_prompts(case.test, seed=0)
-    assert found.queries == len(prompts)
+    assert quality.queries == len(prompts)
     token, following, near_token, near_following, any_token, any_following = (0.0,) * 6
     directions = torch.nn.functional.normalize(model.embedding.weight.detach(), dim=1)
     for prompt in prompts:
@@ -29,9 +29,9 @@ def test_shares_are_those_of_counting_positions(case: Case) -> None:
         any_token += np.mean(ids == int(prompt[-1]))
         any_following += np.mean(ids == expected)
     for shares, counted in (
-        (found.attention, (token, following)),
-        (found.embedding, (near_token, near_following)),
-        (found.anywhere, (any_token, any_following)),
+        (quality.attention, (token, following)),
+        (quality.embedding, (near_token, near_following)),
+        (quality.anywhere, (any_token, any_following)),
     ):
         assert (shares.token, shares.following) == pytest.approx([one / len(prompts) for one in counted])
 
