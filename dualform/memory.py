@@ -120,7 +120,7 @@ class Memory:
             by: A tag, or a tuple of them.
 
         Returns:
-            For each value that slots of this memory, or view, have: how many, and their first and last step. The
+            A row for each value that slots of this memory, or view, have, with visits, first and last step. The
             steps of a merged memory are those of its sums.
         """
         self._check_layer(layer)

@@ -233,7 +233,7 @@ class Answers:
             absolute: Whether to compare sizes.
 
         Returns:
-            A row for each slot (or example): query, score, slot, step, coefficient (if it is a number), tags.
+            A row for each slot, or example, with query, score, slot, step, coefficient if it is a number, and tags.
         """
         table: Table = self.collect(Top(k, by, per, absolute))[0]
         return table
@@ -247,7 +247,7 @@ class Answers:
             valued: Whether each attention weight counts |c_t| ||e_t|| times.
 
         Returns:
-            A row for each query and group: query, the tags, total.
+            A row for each query and group, with query, tags and total.
         """
         table: Table = self.collect(Total(by, absolute, valued))[0]
         return table
@@ -261,7 +261,7 @@ class Answers:
             valued: Whether each attention weight counts |c_t| ||e_t|| times.
 
         Returns:
-            A row for each query and bin: query, first_step, last_step, total.
+            A row for each query and bin, with query, first_step, last_step and total.
         """
         table: Table = self.collect(Timeline(bins, absolute, valued))[0]
         return table

@@ -75,7 +75,7 @@ class Recorder:
         """Write everything so far to the disk, where a checkpoint is saved.
 
         Returns:
-            The number of steps on the disk: what to pass as `resume` to go on from this checkpoint.
+            The number of steps on the disk, to be passed as `resume` to go on from this checkpoint.
         """
         session = self._session
         if session is None or session.failure is not None:
