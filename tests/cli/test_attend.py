@@ -19,6 +19,8 @@ from dualform.experiments.language.network import FACTORY
 from dualform.experiments.training import PAPER, SMALL
 from tests.cli.conftest import call, fails, record
 
+pytestmark = pytest.mark.slow
+
 
 def asked(run: Path, *more: object, model: str = "models:mlp", inputs: str = "inputs.npy") -> list[object]:
     return ["attend", run, "--model", model, "--input", inputs, *more]

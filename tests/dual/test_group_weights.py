@@ -24,6 +24,8 @@ from tests.recorder import test_sequences as sequences
 from tests.recorder.loops import network, record, sgd
 from tests.recorder.sequences import Shape
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["SGD", "Adam", "AdamW", "RMSprop"]
 FEW = settings(max_examples=settings().max_examples // 6)
 

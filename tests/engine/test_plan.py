@@ -25,6 +25,8 @@ from dualform.dual.replay import Replay
 from dualform.engine import Plan, carry_out
 from tests.engine.plans import assert_same, carried_out, caught, empty, engine, merged, plain
 
+pytestmark = pytest.mark.slow
+
 CHAPTERS = 7
 EXAMPLES = 9
 # What is fed by slots, and has to merge. What is fed by a replay goes from step to step and is never split.
@@ -137,7 +139,6 @@ def test_any_split_merged_in_any_order_gives_the_same_answer(fold: str, plans: d
     holds()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fold", sorted(FOLDS))
 def test_merging_is_associative(fold: str, plans: dict[str, list[Plan]]) -> None:
     for plan in plans[fold]:
@@ -184,7 +185,6 @@ class WhenAsked:
         return Future()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fold", sorted(FOLDS))
 def test_an_executor_may_begin_a_part_when_it_likes(fold: str, plans: dict[str, list[Plan]]) -> None:
     for plan, parts in zip(plans[fold], cycle([3, 100]), strict=False):
@@ -198,7 +198,6 @@ def test_threads_answer_every_question_alike(tmp_path: Path) -> None:
         assert_same(everything(dualform.load(tmp_path / "run")), expected)
 
 
-@pytest.mark.slow
 def test_another_process_gives_the_same_answers(plans: dict[str, list[Plan]]) -> None:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
         for name in sorted(FOLDS):
@@ -206,7 +205,6 @@ def test_another_process_gives_the_same_answers(plans: dict[str, list[Plan]]) ->
                 assert_same(carried_out(plan, executor, 2), carried_out(plan))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("fold", sorted(FOLDS))
 def test_a_plan_can_be_sent_away_and_its_folds_sent_back(fold: str, plans: dict[str, list[Plan]]) -> None:
     for plan in plans[fold]:

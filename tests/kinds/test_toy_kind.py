@@ -20,6 +20,8 @@ from dualform.kinds import KINDS, Candidate, Kind, register, unregister
 from dualform.store import Layer, Use
 from tests.dense import Dense, example_gradients
 
+pytestmark = pytest.mark.slow
+
 D_IN, D_OUT, CLASSES, EXAMPLES = 4, 5, 3, 8
 
 

@@ -12,6 +12,8 @@ from dualform.errors import QueryError
 from dualform.table import Table
 from tests.plots.cases import IMAGE, everything_written, texts
 
+pytestmark = pytest.mark.slow
+
 LABELS = np.array([0, 2, 1, 2, 0, 1, 2, 0])
 ATTENTION = np.array([10.0, 80, 30, 40, 7000, 60, 70, 20])
 CONTRIBUTION = np.array([-0.5, 4, 0.25, 2, -3, 0, 1, -1])

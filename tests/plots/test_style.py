@@ -12,6 +12,8 @@ from dualform import plots
 from dualform.errors import MissingExtra
 from tests.plots.cases import IMAGE, ONE, RIGHT, TWO, WRONG, table, totals
 
+pytestmark = pytest.mark.slow
+
 VISITS = table([("clothes", 2, 1e5), ("digits", 0, 5.0)], "score", step=[5, 7])
 IMAGES = table([("clothes", 2, 1e5), ("digits", 0, 5.0)], "score", visits=[5, 7])
 PICTURES = np.stack([IMAGE, IMAGE])

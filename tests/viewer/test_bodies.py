@@ -10,6 +10,8 @@ from dualform.viewer.opened_run import open_run
 from tests.viewer import runs
 from tests.viewer.served import post, served
 
+pytestmark = pytest.mark.slow
+
 INPUT = {"index": 3}
 SPOTLIGHT = {"input": INPUT, "layer": "2"}
 

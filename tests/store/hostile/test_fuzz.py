@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,8 @@ from tests.store.hostile.bounds import little_memory
 from tests.store.hostile.edits import FILES, places, put
 from tests.store.hostile.forge import LEFT_OUT, SIZES, Forged, ForgedShard, Raw
 from tests.store.hostile.runs import RUNS
+
+pytestmark = pytest.mark.slow
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 
