@@ -1,12 +1,12 @@
 """`dualform attend`: show the training slots behind the model's output for an input."""
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dualform.cli.app import AsJson, Run, app
+from dualform.cli.companions import InputFile, Model
 from dualform.cli.output import print_json
 from dualform.cli.prompts import answer_prompts
 from dualform.companions import importable, in_precision_of, make, make_own, output_for, own_inputs
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from dualform.table import Table
 
 
-Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
-InputFile = Annotated[
-    Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; default: the run's own.")
-]
 Index = Annotated[
     list[int] | None, typer.Option(metavar="I", help="Which input, from 0; repeatable; default: the first.")
 ]

@@ -24,7 +24,7 @@ ImageShape = Annotated[
 
 
 def named(model: str | None, inputs: Path | None, class_names: str | None, image_shape: str | None) -> "Companions":
-    """What these options say."""
+    """Return what these options say goes with a run."""
     from dualform.viewer.opened_run import Companions
 
     names = None if class_names is None else tuple(name.strip() for name in class_names.split(","))
