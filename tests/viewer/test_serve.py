@@ -152,11 +152,9 @@ def program(*arguments: str) -> "Iterator[tuple[subprocess.Popen[str], int]]":
 
 
 def ends_at_once(started: "subprocess.Popen[str]", sent: signal.Signals) -> None:
-    began = time.monotonic()
     started.send_signal(sent)
-    _, errors = started.communicate(timeout=10)
+    _, errors = started.communicate(timeout=10)  # it takes less than one, if the machine is not busy
     assert (started.returncode, errors) == (0, "")
-    assert time.monotonic() - began < 3  # it takes less than one, if the machine is not busy
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
