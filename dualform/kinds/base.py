@@ -10,7 +10,6 @@
 One file each, and that is all it takes: nothing outside of this room asks which kind a layer is.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dualform.kinds.hook import ModuleHook
 from dualform.kinds.keys import Keys, Vectors, paired_with
 from dualform.store.schema import KeyLayout, Layer, Use
 
@@ -112,10 +112,7 @@ class Kind(ABC):
             if on_errors is not None and output.requires_grad:
                 output.register_hook(on_errors)
 
-        hook: Callable[..., None] = on_forward
-        if lasting or "torch._dynamo" in sys.modules:  # to import the compiler for nothing would take seconds
-            hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
-        return module.register_forward_hook(hook, with_kwargs=True)
+        return module.register_forward_hook(ModuleHook(on_forward, lasting=lasting), with_kwargs=True)
 
     def leading(self, inputs: Tensor) -> tuple[int, ...]:
         """Return the dimensions of a module's input that its rows are spread over."""
