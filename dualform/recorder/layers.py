@@ -15,6 +15,7 @@ from dualform.kinds import Candidate, Kind, Probe, candidates
 from dualform.store import Layer, Parameter, Storage, Use, clean_name
 
 SEED = 20220211  # any number will do, as long as it stays the same
+FROZEN = "its weight is frozen"
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -52,7 +53,7 @@ def choose_layers(
                 f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
                 "Record the plain model in one process"
             )
-    owners = _owners(model, optimizers)
+    owners = owners_of(model, optimizers)
     known = {candidate.name: candidate for candidate in candidates(model)}
     patterns = [layers] if isinstance(layers, str) else list(layers)
     for pattern in patterns:
@@ -72,7 +73,7 @@ def choose_layers(
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
-def _owners(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
+def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
     """Return the number of the optimiser that steps each parameter, by the parameter's id."""
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
@@ -103,7 +104,7 @@ def _obstacle(model: nn.Module, candidate: Candidate, owners: dict[int, int], st
     if isinstance(weight, nn.parameter.UninitializedParameter):
         return "it has no shape yet; run the model once before recording"
     if not weight.requires_grad:
-        return "its weight is frozen"
+        return FROZEN
     if id(weight) not in owners:
         return "its weight is not in the optimiser"
     uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())

@@ -25,6 +25,7 @@ from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Backend, Storage, Where
+from dualform.store.coverage import Coverage
 from dualform.store.schema import PRECISIONS
 from dualform.strict_json import parse
 
@@ -42,6 +43,19 @@ class Recorder:
     def layers(self) -> list[str]:
         """Names of the layers that are recorded."""
         return [layer.name for layer in self._plan.layers]
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which share of the trainable parameters is recorded, and why not more: `print(recorder.coverage)`.
+
+        Before the first step, what will be accounted for is an estimate.
+        """
+        return self._plan.coverage if self._session is None else self._session.coverage
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be proven, or was not as expected, each once."""
+        return [] if self._session is None else list(self._session.notes)
 
     @property
     def steps(self) -> int:
@@ -69,7 +83,9 @@ class Recorder:
             steps: How many steps will be recorded.
             batch: How many slots go through each layer in a step.
         """
-        return estimate(self._plan.manifest, self._plan.state(), steps, batch)
+        snapshots = self._plan.snapshots()
+        state = snapshots.whole()
+        return estimate(self._plan.manifest, state, snapshots.trained(state), steps, batch)
 
     def sync(self) -> int:
         """Write everything so far to the disk, where a checkpoint is saved.
@@ -91,9 +107,8 @@ class Recorder:
     def __enter__(self) -> Self:
         if self._session is not None:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
-        if self.skipped:  # before any hook is on: a warning may be an error
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
+        if self._plan.missed:  # before any hook is on: a warning may be an error
+            warnings.warn(f"dualform does not record {self._plan.missed}", stacklevel=2)
         self._session = Session(self._plan, self.path, self._overwrite, self._resume)
         return self
 

@@ -7,6 +7,7 @@ with a loop is mostly so from the start, later ones a few at a time.
     hooks -> captures -> step evidence -> audited step -> chapter
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError
+from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, listing
+from dualform.kinds.hook import ModuleHook
+from dualform.recorder.account import Account
 from dualform.recorder.audit import audit
 from dualform.recorder.captures import Arena, Captures
 from dualform.recorder.estimate import chapter_bytes
@@ -35,8 +38,10 @@ from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
+from dualform.recorder.snapshot import State
 from dualform.recorder.tags import Tags
 from dualform.store import RunWriter, Where
+from dualform.store.coverage import Coverage, coverage
 
 _NO_TAGS = Tags({})
 
@@ -57,11 +62,19 @@ class Session:
     def __init__(self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None) -> None:
         self._plan = plan
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
-        state = plan.state()
+        self._snapshots = plan.snapshots()
+        state = self._snapshots.whole()
+        length, accounted = chapter_bytes(self._snapshots.trained(state)), None
         if resume is None:
-            self.writer = RunWriter.begin(where, plan.manifest, state, chapter_bytes(state), overwrite)
+            self.writer = RunWriter.begin(where, plan.manifest, state, length, overwrite)
         else:
-            self.writer, self._tag_kinds = resume_run(where, resume, plan.manifest, state, chapter_bytes(state))
+            resumed = resume_run(where, resume, plan.manifest, state, length)
+            self.writer, self._tag_kinds, accounted = resumed.writer, resumed.tag_kinds, resumed.accounted
+            self._snapshots.forget_buffers()
+        self._account = Account(plan.model, plan.manifest.others if plan.storage.values else (), accounted)
+        self._before_load: State | None = None  # the state after the last step, if other weights were loaded since
+        self.notes: list[str] = []
+        self._told_of_drops = False
         self.tags = _NO_TAGS  # of the coming forward passes
         self.failure: BaseException | None = None
         self._steps_taken = self._steps_audited = resume or 0
@@ -71,12 +84,20 @@ class Session:
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
-        self._captures = Captures(plan.layers, plan.storage, self._arena, lambda: self.tags)
+        self._captures = Captures(plan.layers, plan.storage, self._arena, lambda: self.tags, self._on_drop)
         self._handles: list[RemovableHandle] = []
         for stepped in plan.optimizers:
             self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
             self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+        loading = ModuleHook(self._before_loading, lasting=False)
+        self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
         self._fingerprint = self._row_to_check()[1].clone()
+
+    @property
+    def coverage(self) -> Coverage:
+        """What is covered; an estimate until the first step."""
+        accounted = self._account.parameters
+        return self._plan.coverage if accounted is None else coverage(self._plan.manifest, accounted)
 
     @property
     def steps(self) -> int:
@@ -91,6 +112,11 @@ class Session:
 
     def sync(self) -> None:
         """Write everything so far to the disk."""
+        if not self._is_as_left():
+            raise ParameterChanged(
+                f"step {self.steps}: the weights are not those that the last step left (averaged weights swapped in, "
+                "a checkpoint loaded?); call recorder.sync() before that, or after they are back"
+            )
         try:
             self._audit_pending()
             self._seal()
@@ -120,7 +146,44 @@ class Session:
         # Weights that moved on without being recorded are not the state after the last recorded step.
         torn = self._stepping or self.failure is not None
         self.writer.put(self._merger.take() if self._merger else {})
-        self.writer.close({} if torn else self._plan.state(), "complete" if ended_by is None else ended_by.__name__)
+        state = {} if torn else self._last_state()
+        self.writer.close(state, "complete" if ended_by is None else ended_by.__name__)
+
+    def _last_state(self) -> State:
+        """Return the state after the last recorded step; nothing, and a note, if that is not to be had any more."""
+        if self._before_load is not None:
+            self.note(f"other weights were loaded after step {self.steps}, the last one; the run ends before that")
+            return self._before_load
+        if not self._is_as_left():
+            self.note(
+                f"weights were changed after step {self.steps}, the last one, and before recording ended (averaged "
+                "weights swapped in, clamped?), so the last steps are not followed by a snapshot: end it before that"
+            )
+            return {}
+        if not self.steps and self._captures.passes:
+            self.note(
+                f"{self._captures.passes:,} backward passes and no step of the optimiser that was passed: was another "
+                "one stepped (a trainer may make its own), or were weights updated by hand?"
+            )
+        return self._snapshots.changed()
+
+    def _on_drop(self, layers: Sequence[str], passes: int) -> None:
+        """Say, once, that backward passes have waited in vain."""
+        if not self._told_of_drops:
+            self._told_of_drops = True
+            text = (
+                f"{passes:,} backward passes through {listing(layers, most=5)} were not followed by a step of their "
+                "optimiser, and are dropped: is another one stepped than was passed to dualform.record (a trainer may "
+                "make its own), or are weights updated by hand? Nothing of these passes is recorded"
+            )
+            self.note(text)
+            warnings.warn(text, stacklevel=2)
+
+    def note(self, text: str) -> None:
+        """Keep what a reader of the run should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            self.writer.note(text)
 
     # Around each step. An error stops the recording for good: later steps must not be recorded as if nothing was.
 
@@ -134,10 +197,12 @@ class Session:
                 raise _change_error(name, row, self._steps_taken)
             fused = any(group.get("fused") for group in optimizer.param_groups)
             views = () if fused else [view_gradients(layer, self._steps_taken) for layer in stepped.layers]
+            self._account.choose(self._captures.nbytes)
         except BaseException as error:
             self.failure = error
             raise
-        self._before = BeforeStep(read_lines(stepped), views)
+        accounted = self._account.lines(self._plan.optimizers.index(stepped), stepped)
+        self._before = BeforeStep(read_lines(stepped) | accounted, views)
         self._stepping = True
 
     def _after_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -150,10 +215,12 @@ class Session:
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
                 idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
+            accounts, without_gradient = self._account.take()
+            idle |= without_gradient
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
-            due = self._pending.add(StepEvidence(lines, layers))
+            due = self._pending.add(StepEvidence(lines, layers, accounts))
             self._steps_taken += 1
-            self._before, self.tags = _NOTHING_READ, _NO_TAGS
+            self._before, self._before_load, self.tags = _NOTHING_READ, None, _NO_TAGS
             self._fingerprint = self._row_to_check()[1].clone()
             if due:
                 self._audit_pending()
@@ -161,6 +228,15 @@ class Session:
             self.failure = error
             raise
         self._stepping = False
+
+    def _is_as_left(self) -> bool:
+        """Return whether weights still are what the last step left, as far as a row of one of them tells."""
+        return not self.steps or torch.equal(self._fingerprint, self._row_to_check()[1])
+
+    def _before_loading(self, *_: Any) -> None:
+        """Keep the state after the last step: what is loaded now, such as the best weights, is no part of the run."""
+        if self.steps and not self._stepping and self._before_load is None and self._is_as_left():
+            self._before_load = self._snapshots.changed(remember=False)
 
     def _row_to_check(self) -> tuple[str, Tensor]:
         """Return a weight's name and a row of it: another weight and another row in each step.
@@ -196,7 +272,7 @@ class Session:
         give_back = self._arena.hand_over()
         # Passes that wait for another optimiser's step still lie in these blocks.
         done = (lambda: None) if self._captures.waiting else give_back
-        self.writer.seal(self._plan.state(), done=done)
+        self.writer.seal(self._snapshots.changed(), done=done)
 
 
 def _change_error(name: str, row: Tensor, step: int) -> RecordingError:
