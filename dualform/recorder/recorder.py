@@ -145,7 +145,7 @@ def record(
             as they come. That takes a small part of the bytes, and is exact for `top(per="position")` and
             `total(by="position")`, but for nothing else. Sums are in memory until `recorder.sync()` or the end of the
             block.
-        overwrite: True to replace a run that exists.
+        overwrite: True to replace a run that exists. One in which no step was recorded is replaced in any case.
         resume: A step at which `recorder.sync()` was called: the run goes on from there. Restore the model and the
             optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
             `overwrite` is ignored.

@@ -57,11 +57,6 @@ class Session:
     def __init__(self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None) -> None:
         self._plan = plan
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
-        state = plan.state()
-        if resume is None:
-            self.writer = RunWriter.begin(where, plan.manifest, state, chapter_bytes(state), overwrite)
-        else:
-            self.writer, self._tag_kinds = resume_run(where, resume, plan.manifest, state, chapter_bytes(state))
         self.tags = _NO_TAGS  # of the coming forward passes
         self.failure: BaseException | None = None
         self._steps_taken = self._steps_audited = resume or 0
@@ -71,12 +66,22 @@ class Session:
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
+        self._fingerprint = self._row_to_check()[1].clone()
         self._captures = Captures(plan.layers, plan.storage, self._arena, lambda: self.tags)
         self._handles: list[RemovableHandle] = []
-        for stepped in plan.optimizers:
-            self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
-            self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
-        self._fingerprint = self._row_to_check()[1].clone()
+        try:
+            for stepped in plan.optimizers:
+                self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
+                self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+            state = plan.state()
+            # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
+            if resume is None:
+                self.writer = RunWriter.begin(where, plan.manifest, state, chapter_bytes(state), overwrite)
+            else:
+                self.writer, self._tag_kinds = resume_run(where, resume, plan.manifest, state, chapter_bytes(state))
+        except BaseException:
+            self._remove_hooks()
+            raise
 
     @property
     def steps(self) -> int:
@@ -101,9 +106,7 @@ class Session:
 
     def close(self, ended_by: type[BaseException] | None) -> None:
         """Take the hooks off, audit what waits, and end the run."""
-        self._captures.close()
-        for handle in self._handles:
-            handle.remove()
+        self._remove_hooks()
         try:
             if not isinstance(self.failure, StorageError):  # else there is nobody to leave them to
                 self._audit_pending()
@@ -112,6 +115,11 @@ class Session:
             self._end(ended_by or type(error))
             raise
         self._end(ended_by)
+
+    def _remove_hooks(self) -> None:
+        self._captures.close()
+        for handle in self._handles:
+            handle.remove()
 
     def _end(self, ended_by: type[BaseException] | None) -> None:
         if isinstance(self.failure, StorageError):
