@@ -1,13 +1,13 @@
 """Decide once what a recording will do, and pass it on: which layers, by which optimisers, stored how.
 
-    plan = make_plan(model, [optimizer], "*", Storage(), about={})
+    plan = make_plan(model, [optimizer], "*", (), Storage(), about={})
     plan.layers[0].name, plan.optimizers[0].rule, plan.manifest
 
 Nothing of a plan changes while it is carried out, and making one does not touch the model.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from dualform.algebra import RULES, Rule, known, known_as, registered_base, registered_name
 from dualform.errors import RecordingError
-from dualform.recorder.layers import RecordedLayer, choose_layers
+from dualform.recorder.layers import Names, RecordedLayer, choose_layers
 from dualform.recorder.snapshot import snapshot
 from dualform.store import Column, Manifest, Storage
 from dualform.store import Optimizer as Description
@@ -69,12 +69,13 @@ class RecordingPlan:
 def make_plan(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    layers: str | Iterable[str],
+    layers: Names,
+    exclude: Names,
     storage: Storage,
     about: Mapping[str, Any],
 ) -> RecordingPlan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
-    chosen, skipped = choose_layers(model, optimizers, layers, storage)
+    chosen, skipped = choose_layers(model, optimizers, layers, exclude, storage)
     rules = [registered_rule(optimizer) if storage.values else None for optimizer in optimizers]
     manifest = Manifest(
         run=token_hex(8),

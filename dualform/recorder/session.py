@@ -59,6 +59,7 @@ class Session:
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
         self.tags = _NO_TAGS  # of the coming forward passes
         self.failure: BaseException | None = None
+        self.closed = False
         self._steps_taken = self._steps_audited = resume or 0
         self._before = _NOTHING_READ
         self._stepping = False
@@ -89,8 +90,9 @@ class Session:
         return self._steps_taken
 
     def stop_error(self) -> RecordingError:
-        """Return what to raise when a recording that has failed is asked to go on."""
-        error = RecordingError(f"recording stopped at step {self.steps}: {self.failure}")
+        """Return what to raise when a recording that has failed, or ended, is asked to go on."""
+        why = self.failure or "the run has ended"
+        error = RecordingError(f"recording stopped at step {self.steps}: {why}")
         error.__cause__ = self.failure
         return error
 
@@ -106,6 +108,7 @@ class Session:
 
     def close(self, ended_by: type[BaseException] | None) -> None:
         """Take the hooks off, audit what waits, and end the run."""
+        self.closed = True
         self._remove_hooks()
         try:
             if not isinstance(self.failure, StorageError):  # else there is nobody to leave them to

@@ -1,6 +1,9 @@
-"""Starts that fail: nothing stays on the model, nothing is left on the disk that is in the way of the next try."""
+"""Begin and end: with or without a block; and starts that fail, which leave nothing on the model or in the way."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,7 @@ import torch
 from torch import nn
 
 import dualform
-from dualform.errors import RunExists, UnexplainedGradient
+from dualform.errors import RecordingError, RunExists, UnexplainedGradient
 from dualform.store import InMemory
 from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
 
@@ -93,3 +96,74 @@ def test_a_run_without_steps_is_not_replaced_with_anything_else_in_it(tmp_path: 
     with pytest.raises(RunExists, match="already holds a run"):
         record(model, sgd(model), tmp_path / "run").__enter__()
     assert (tmp_path / "run" / name).read_text() == "years of work"
+
+
+def test_start_and_stop_are_a_block(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    recorder = record(model, optimizer, tmp_path / "run").start()
+    for _ in range(3):
+        recorder.tag(label=torch.zeros(6))
+        step(model, optimizer)
+    recorder.stop()
+    recorder.stop()
+    assert not any(module._forward_hooks for module in model.modules())
+    step(model, optimizer)
+    memory = dualform.load(tmp_path / "run")
+    assert (memory.steps, memory.verify().ok, recorder.steps) == (3, True, 3)
+    assert "complete" in repr(memory)
+    for ask in (recorder.sync, partial(recorder.tag, label=1)):
+        with pytest.raises(RecordingError, match="recording stopped at step 3: the run has ended"):
+            ask()
+
+
+def test_a_block_that_was_stopped_within(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with pytest.raises(ValueError, match="after it"), record(model, optimizer, tmp_path / "run") as recorder:
+        step(model, optimizer)
+        recorder.stop()
+        raise ValueError("after it")
+    assert "complete" in repr(assert_exact(tmp_path / "run", model, 1))
+
+
+def test_stopping_after_an_error_in_the_loop(tmp_path: Path) -> None:
+    """The run is complete up to there."""
+    model = network()
+    optimizer = sgd(model)
+    recorder = record(model, optimizer, tmp_path / "run").start()
+    step(model, optimizer)
+    with pytest.raises(UnexplainedGradient):
+        optimizer.step()  # the last gradient is still there
+    recorder.stop()
+    memory = dualform.load(tmp_path / "run")
+    assert memory.steps == 1
+    assert "complete" in repr(memory)
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_what_was_never_started_cannot_be_stopped(tmp_path: Path) -> None:
+    model = network()
+    with pytest.raises(RecordingError, match=r"the recorder is not on: .* call start\(\) first"):
+        record(model, sgd(model), tmp_path / "run").stop()
+
+
+UNSTOPPED = """
+import sys, torch, dualform
+model = torch.nn.Sequential(torch.nn.Linear(5, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+recorder = dualform.record(model, optimizer, sys.argv[1]).start()
+for step in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(6, 5)).square().sum().backward()
+    optimizer.step()
+    if step == 2:
+        recorder.sync()
+"""
+
+
+@pytest.mark.slow
+def test_the_interpreter_may_exit_without_a_stop(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "error", "-c", UNSTOPPED, str(tmp_path / "run")], check=True)
+    memory = dualform.load(tmp_path / "run")
+    assert (memory.steps, memory.verify().ok) == (3, True)
