@@ -95,10 +95,14 @@ class Captures:
         self._open = True
         self._passes: Counter[str] = Counter()  # that wait, by layer
         self._dropped = 0
-        self._handles: list[RemovableHandle] = [
-            layer.kind.add_hooks(layer.module, layer.description, self._on_keys(layer), lasting=True)
-            for layer in layers
-        ]
+        self._handles: list[RemovableHandle] = []
+        try:
+            for layer in layers:
+                add_hooks, on_keys = layer.kind.add_hooks, self._on_keys(layer)
+                self._handles.append(add_hooks(layer.module, layer.description, on_keys, lasting=True))
+        except BaseException:  # a module may refuse hooks
+            self.close()
+            raise
 
     def take(self, layer: str) -> dict[int, Pass]:
         """Return the backward passes through a layer since the last call, by number, in order."""

@@ -1,13 +1,13 @@
 """Decide once what a recording will do, and pass it on: which layers, by which optimisers, stored how.
 
-    plan = make_plan(model, [optimizer], "*", Storage(), about={})
+    plan = make_plan(model, [optimizer], "*", (), Storage(), about={})
     plan.layers[0].name, plan.optimizers[0].rule, plan.manifest
 
 Nothing of a plan changes while it is carried out, and making one does not touch the model.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,7 +24,7 @@ from dualform.algebra import RULES, Rule, known, known_as, registered_base, regi
 from dualform.errors import RecordingError
 from dualform.kinds import candidates
 from dualform.recorder.budget import within_budget
-from dualform.recorder.layers import RecordedLayer, choose_layers, owners_of
+from dualform.recorder.layers import Names, RecordedLayer, choose_layers, owners_of
 from dualform.recorder.rest import other_parameters, skipped_modules
 from dualform.recorder.snapshot import Snapshots
 from dualform.store import Manifest, Parameter, Storage
@@ -103,12 +103,13 @@ class RecordingPlan:
 def make_plan(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    layers: str | Iterable[str],
+    layers: Names,
+    exclude: Names,
     storage: Storage,
     about: Mapping[str, Any],
 ) -> RecordingPlan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
-    chosen, obstacles = choose_layers(model, optimizers, layers, storage)
+    chosen, obstacles = choose_layers(model, optimizers, layers, exclude, storage)
     others = other_parameters(model, owners_of(model, optimizers), chosen, obstacles)
     rules = [registered_rule(optimizer) if storage.values else None for optimizer in optimizers]
     manifest = Manifest(

@@ -63,20 +63,12 @@ class Session:
         self._plan = plan
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
         self._snapshots = plan.snapshots()
-        state = self._snapshots.whole()
-        length, accounted = chapter_bytes(self._snapshots.trained(state)), None
-        if resume is None:
-            self.writer = RunWriter.begin(where, plan.manifest, state, length, overwrite)
-        else:
-            resumed = resume_run(where, resume, plan.manifest, state, length)
-            self.writer, self._tag_kinds, accounted = resumed.writer, resumed.tag_kinds, resumed.accounted
-            self._snapshots.forget_buffers()
-        self._account = Account(plan.model, plan.manifest.others if plan.storage.values else (), accounted)
         self._before_load: State | None = None  # the state after the last step, if other weights were loaded since
         self.notes: list[str] = []
         self._told_of_drops = False
         self.tags = _NO_TAGS  # of the coming forward passes
         self.failure: BaseException | None = None
+        self.closed = False
         self._steps_taken = self._steps_audited = resume or 0
         self._before = _NOTHING_READ
         self._stepping = False
@@ -84,14 +76,33 @@ class Session:
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
+        self._fingerprint = self._row_to_check()[1].clone()
         self._captures = Captures(plan.layers, plan.storage, self._arena, lambda: self.tags, self._on_drop)
         self._handles: list[RemovableHandle] = []
-        for stepped in plan.optimizers:
-            self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
-            self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
-        loading = ModuleHook(self._before_loading, lasting=False)
-        self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
-        self._fingerprint = self._row_to_check()[1].clone()
+        try:
+            for stepped in plan.optimizers:
+                self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
+                self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+            loading = ModuleHook(self._before_loading)
+            self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
+            # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
+            self.writer, self._account = self._begin(where, overwrite, resume)
+        except BaseException:
+            self._remove_hooks()
+            raise
+
+    def _begin(self, where: Where, overwrite: bool, resume: int | None) -> tuple[RunWriter, Account]:
+        """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
+        plan, state = self._plan, self._snapshots.whole()
+        length = chapter_bytes(self._snapshots.trained(state))
+        others = plan.manifest.others if plan.storage.values else ()
+        if resume is None:
+            writer = RunWriter.begin(where, plan.manifest, state, length, overwrite)
+            return writer, Account(plan.model, others, None)
+        resumed = resume_run(where, resume, plan.manifest, state, length)
+        self._tag_kinds = resumed.tag_kinds
+        self._snapshots.forget_buffers()
+        return resumed.writer, Account(plan.model, others, resumed.accounted)
 
     @property
     def coverage(self) -> Coverage:
@@ -105,8 +116,9 @@ class Session:
         return self._steps_taken
 
     def stop_error(self) -> RecordingError:
-        """Return what to raise when a recording that has failed is asked to go on."""
-        error = RecordingError(f"recording stopped at step {self.steps}: {self.failure}")
+        """Return what to raise when a recording that has failed, or ended, is asked to go on."""
+        why = self.failure or "the run has ended"
+        error = RecordingError(f"recording stopped at step {self.steps}: {why}")
         error.__cause__ = self.failure
         return error
 
@@ -127,9 +139,8 @@ class Session:
 
     def close(self, ended_by: type[BaseException] | None) -> None:
         """Take the hooks off, audit what waits, and end the run."""
-        self._captures.close()
-        for handle in self._handles:
-            handle.remove()
+        self.closed = True
+        self._remove_hooks()
         try:
             if not isinstance(self.failure, StorageError):  # else there is nobody to leave them to
                 self._audit_pending()
@@ -138,6 +149,11 @@ class Session:
             self._end(ended_by or type(error))
             raise
         self._end(ended_by)
+
+    def _remove_hooks(self) -> None:
+        self._captures.close()
+        for handle in self._handles:
+            handle.remove()
 
     def _end(self, ended_by: type[BaseException] | None) -> None:
         if isinstance(self.failure, StorageError):

@@ -22,7 +22,7 @@ class Normed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.batch_norm = nn.Linear(5, 6), nn.BatchNorm1d(6)
+        self.first, self.batch_norm = nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6)
         self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 3)
         self.shift, self.seldom = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(3))
 
@@ -44,7 +44,7 @@ def test_a_model_at_any_step_is_the_whole_model(
             for i in range(9):
                 states.append(copy.deepcopy(model.state_dict()))
                 stepped.zero_grad()
-                model(torch.randn(7, 5, dtype=torch.float64), seldom=i % 3 == 1).square().sum().backward()
+                model(torch.randn(7, 5, dtype=torch.float64), seldom=i % 3 == 1).square().mean().backward()
                 if clipped:
                     nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                 stepped.step()
@@ -68,7 +68,7 @@ def test_replayed_parameters_are_certified(tmp_path: Path) -> None:
                 with torch.no_grad():
                     model.norm.weight += shift
                 optimizer.zero_grad()
-                model(torch.randn(7, 5, dtype=torch.float64)).square().sum().backward()
+                model(torch.randn(7, 5, dtype=torch.float64)).square().mean().backward()
                 optimizer.step()
     assert dualform.load(tmp_path / "exact").verify().ok
     certificate = dualform.load(tmp_path / "moved").verify()
@@ -84,7 +84,7 @@ def test_what_is_too_large_is_named_where_it_is_not_as_it_was(tmp_path: Path) ->
     with record(model, optimizer, tmp_path / "run", layers=["0", "3"]):
         for _ in range(3):
             optimizer.zero_grad()
-            model(torch.randn(6, 5, dtype=torch.float64)).square().sum().backward()
+            model(torch.randn(6, 5, dtype=torch.float64)).square().mean().backward()
             optimizer.step()
     memory = dualform.load(tmp_path / "run")
     assert memory.coverage.parameters("snapshots only") == ["1.weight"]
@@ -101,10 +101,10 @@ def test_a_hundredth_of_the_slots_may_be_more_than_64_kb(tmp_path: Path) -> None
     model = nn.Sequential(nn.Embedding(10, 20_000), nn.LayerNorm(20_000), nn.Linear(20_000, 2))
     optimizer = sgd(model)
     with pytest.warns(UserWarning, match="1: LayerNorm is of no known kind"):
-        recorder = dualform.record(model, optimizer, tmp_path / "run", layers=["0", "2"]).__enter__()
-    with recorder:
-        model(torch.randint(10, (400,))).square().mean().backward()
-        optimizer.step()
+        recorder = dualform.record(model, optimizer, tmp_path / "run", layers=["0", "2"]).start()
+    model(torch.randint(10, (400,))).square().mean().backward()
+    optimizer.step()
+    recorder.stop()
     assert recorder.coverage.parameters("accounted for") == ["1.weight", "1.bias"]
     assert dualform.load(tmp_path / "run").coverage.snapshots_only == 0
 
@@ -117,7 +117,7 @@ def test_a_run_that_goes_on_accounts_for_the_same(tmp_path: Path) -> None:
     def train(recorder: dualform.Recorder, steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
-            model(torch.randn(7, 5, dtype=torch.float64)).square().sum().backward()
+            model(torch.randn(7, 5, dtype=torch.float64)).square().mean().backward()
             optimizer.step()
         recorder.sync()
 

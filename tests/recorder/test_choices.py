@@ -56,6 +56,19 @@ def test_layers_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
         dualform.record(model, sgd(model), tmp_path / "c", layers="head")
 
 
+def test_layers_are_excluded_by_name_or_pattern(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3).requires_grad_(False))
+    optimizer = sgd(model)
+    recorder = dualform.record(model, optimizer, tmp_path / "a", exclude="2")
+    assert (recorder.layers, recorder.skipped) == (["0", "1"], {})  # nothing has to be left out but what is asked for
+    assert dualform.record(model, optimizer, tmp_path / "b", exclude=["[1-9]"]).layers == ["0"]
+    assert dualform.record(model, optimizer, tmp_path / "c", layers=["0", "1"], exclude="0").layers == ["1"]
+    with pytest.raises(UnknownName, match="no linear layer 'head'; choose from '0', '1', '2'"):
+        dualform.record(model, optimizer, tmp_path / "d", exclude=["0", "head"])
+    with pytest.raises(RecordingError, match="no layer of this model can be recorded: all .* are excluded"):
+        dualform.record(model, optimizer, tmp_path / "e", exclude="*")
+
+
 def test_part_of_a_model_is_recorded_and_the_rest_keeps_its_values(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     optimizer = sgd(model)

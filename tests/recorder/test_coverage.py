@@ -56,12 +56,12 @@ def test_what_is_too_large_to_account_for_is_warned_of_and_in_every_headline(tmp
     model = nn.Sequential(nn.Conv2d(1, 600, 5), nn.Conv2d(600, 1, 5), nn.Flatten(), nn.Linear(4, 3))
     optimizer = sgd(model)
     with pytest.warns(UserWarning, match="1: Conv2d is of no known kind.*of 30,61[0-9] trainable"):
-        recorder = dualform.record(model, optimizer, tmp_path / "run").__enter__()
-    with recorder:
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(torch.randn(2, 1, 10, 10)).square().mean().backward()
-            optimizer.step()
+        recorder = dualform.record(model, optimizer, tmp_path / "run").start()
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(2, 1, 10, 10)).square().mean().backward()
+        optimizer.step()
+    recorder.stop()
     memory = dualform.load(tmp_path / "run")
     coverage = memory.coverage
     assert coverage.snapshots_only == pytest.approx(15_000 / coverage.numbers)

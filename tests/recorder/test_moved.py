@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 
 import pytest
+import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.testing import assert_close
@@ -16,6 +17,14 @@ from tests.recorder.loops import batch, network, record, sgd, step
 def backward(model: nn.Module) -> None:
     inputs, targets = batch()
     F.cross_entropy(model(inputs), targets).backward()
+
+
+def backward_often(model: nn.Module, passes: int, *stepped: torch.optim.Optimizer) -> None:
+    for _ in range(passes):
+        model.zero_grad()
+        backward(model)
+        for optimizer in stepped:
+            optimizer.step()
 
 
 def test_an_optimiser_that_is_never_stepped_proves_nothing(tmp_path: Path) -> None:
@@ -37,26 +46,22 @@ def test_an_optimiser_that_is_never_stepped_proves_nothing(tmp_path: Path) -> No
 
 def test_backward_passes_that_wait_in_vain_are_dropped_with_one_warning(tmp_path: Path) -> None:
     model = network()
-    with record(model, sgd(model), tmp_path / "run"):
-        with pytest.warns(UserWarning, match="were not followed by a step of their optimiser") as warned:
-            for _ in range(2100):
-                model.zero_grad()
-                backward(model)
-        assert len(warned) == 1
+    recorder = record(model, sgd(model), tmp_path / "run").start()
+    with pytest.warns(UserWarning, match="were not followed by a step of their optimiser") as warned:
+        backward_often(model, 2100)
+    recorder.stop()
+    assert len(warned) == 1
+    assert "2,1" in recorder.notes[-1]
 
 
 def test_the_other_optimiser_goes_on_while_one_is_idle(tmp_path: Path) -> None:
     model = network()
     stepped, idle = sgd(model[0]), sgd(model[1])
-    with (
-        pytest.warns(UserWarning, match="through '1' were not followed"),
-        record(model, [stepped, idle], tmp_path / "run"),
-    ):
-        for _ in range(1030):
-            model.zero_grad()
-            backward(model)
-            stepped.step()
-        idle.step()
+    recorder = record(model, [stepped, idle], tmp_path / "run").start()
+    with pytest.warns(UserWarning, match="through '1' were not followed"):
+        backward_often(model, 1030, stepped)
+    idle.step()
+    recorder.stop()
     assert dualform.load(tmp_path / "run").verify().ok
 
 
@@ -73,15 +78,10 @@ def test_a_step_after_hundreds_of_backward_passes_is_recorded(tmp_path: Path) ->
 def test_a_part_that_another_optimiser_trains_is_not_certified(tmp_path: Path) -> None:
     model = network(nn.LayerNorm(4))
     passed, own = sgd(nn.ModuleList([model[0], model[2]])), sgd(model[1])
-    with (
-        pytest.warns(UserWarning, match="1: no optimiser that was passed steps it"),
-        record(model, passed, tmp_path / "run"),
-    ):
-        for _ in range(3):
-            model.zero_grad()
-            backward(model)
-            passed.step()
-            own.step()
+    with pytest.warns(UserWarning, match="1: no optimiser that was passed steps it"):
+        recorder = record(model, passed, tmp_path / "run").start()
+    backward_often(model, 3, passed, own)
+    recorder.stop()
     certificate = dualform.load(tmp_path / "run").verify()
     assert certificate.status == "not exact"
     assert {*certificate.moved} == {"1.weight", "1.bias"}
