@@ -246,7 +246,7 @@ class Memory:
             progress(name)
             weights[name] = dual.group_weights(grouping)
         assemble = partial(assembled, self._run, self._snapshot)
-        return GroupWeights(Table(grouping.columns), weights, assemble, summed_up=self._is_summed_up())
+        return GroupWeights(Table(grouping.columns()), weights, assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.
