@@ -103,6 +103,10 @@ class Document:
     def object(self, name: str) -> dict[str, Any]:
         return self._take(name, dict, "an object")
 
+    def object_or_empty(self, name: str) -> dict[str, Any]:
+        """Return an object that is left out where it has no entry."""
+        return self.object(name) if name in self._left else {}
+
     def end(self) -> None:
         """Raise if an entry is left: one of unknown meaning might change what the others mean."""
         if self._left:

@@ -54,6 +54,7 @@ class Chapter:
     merged: dict[str, Rows] = field(default_factory=dict)  # layer -> all its slots, in a merged memory
     tags: Mapping[str, str] = field(default_factory=dict)  # name -> kind
     nbytes: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded
 
     @property
     def last_step(self) -> int:

@@ -41,6 +41,7 @@ def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
             tags=entry.object("tags"),
             strings=entry.object("strings"),
             ended=entry.text_or_none("ended"),
+            dropped=entry.object_or_empty("dropped"),
         )
         return info, entry.object("crc32")
 

@@ -242,9 +242,13 @@ class ShardInfo:
     tags: dict[str, str]  # name -> int | float | bool | string
     strings: dict[str, list[str]]  # of string tags: the text of each code
     ended: str | None  # None: recording went on after this shard
+    dropped: dict[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded any more
 
     def to_json(self, checksums: dict[str, int]) -> str:
-        return json.dumps({"version": VERSION, **asdict(self), "crc32": checksums}, sort_keys=True)
+        content = {"version": VERSION, **asdict(self), "crc32": checksums}
+        if not self.dropped:  # as nearly always
+            del content["dropped"]
+        return json.dumps(content, sort_keys=True)
 
 
 def header_digest(tensors: dict[str, Any], info: str) -> str:
