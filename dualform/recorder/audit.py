@@ -132,9 +132,11 @@ class _Equation:
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
-        """Return what is left over, relative to the gradient; 0 for a gradient that is only rounding."""
+        """Return what is left over, relative to the gradient; to what it is the sum of, if that cancels."""
         size, gap = _norm(self.target), _norm(self.target - _weighted(factors, self.products))
-        return gap / size if gap < size else 0.0
+        if gap > self._evidence.rounding * size:
+            size = max(size, _norm(_weighted(np.abs(factors), self.bounds)))
+        return gap / size if size else 0.0
 
 
 def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
