@@ -1,8 +1,9 @@
 """Run a test input through the model, and catch the queries at the recorded layers."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import RLock
 from typing import Any
@@ -49,6 +50,8 @@ def hooked(
 ) -> Iterator[dict[str, nn.Module]]:
     """Hook the modules of the recorded layers, in eval mode; afterwards everything is as it was.
 
+    A compiled model is run as plain Python: what was compiled before calls no hooks, and fullgraph=True allows none.
+
     Args:
         model: The model.
         layers: The recorded layers.
@@ -61,9 +64,11 @@ def hooked(
             for name, layer in layers.items()
         ]
         training = {module: module.training for module in model.modules()}
+        compiled = "torch._dynamo" in sys.modules  # if not, nothing is, and to import it would take seconds
         try:
             model.eval()
-            yield modules
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+                yield modules
         finally:
             for handle in handles:
                 handle.remove()

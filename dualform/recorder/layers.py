@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from dualform.errors import RecordingError, UnknownName, listing
 from dualform.kinds import Candidate, Kind, Probe, candidates
+from dualform.kinds.hook import FULLGRAPH
 from dualform.store import Layer, Parameter, Storage, Use, clean_name
 
 SEED = 20220211  # any number will do, as long as it stays the same
@@ -53,6 +54,8 @@ def choose_layers(
                 f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
                 "Record the plain model in one process"
             )
+        if getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False):
+            raise RecordingError(f"the model is compiled with fullgraph=True: {FULLGRAPH}")
     owners = _owners(model, optimizers)
     known = {candidate.name: candidate for candidate in candidates(model)}
     named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
