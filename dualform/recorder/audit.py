@@ -206,12 +206,16 @@ def unexplained(step: AuditedStep) -> str:
         wrong = "is not the sum of what went through the layer"
     else:
         wrong = "are not the sums of what went through these layers"
-    leftover = "was it left from before the last step (zero_grad missing)"
     if any(failed.seen for failed in step.failed.values()):
-        hint = f"{leftover}, clipped by value or changed by hand, or is the weight used elsewhere too?"
+        hint = (
+            "was it left from before the last step (zero_grad missing), clipped by value or changed by hand, or is the "
+            "weight used elsewhere too?"
+        )
     else:
         hint = (
-            f"no backward pass through the layer was seen: {leftover}, was the model compiled or run before "
-            "recording began, or is the weight used without calling the layer?"
+            "no backward pass through the layer was seen. Was it left from before the last step (zero_grad missing) "
+            "or before the recording? Was the model compiled and run before (call torch.compiler.reset(), or compile "
+            "it after recording has begun)? Is the layer called in torch.vmap or torch.func, or is its weight used "
+            "without it?"
         )
     return f"step {step.number}, {named} {wrong}; {hint}"

@@ -129,7 +129,7 @@ def test_rows_that_cancel_are_reported(tmp_path: Path) -> None:
     certificate = sick(tmp_path / "run", adam, model, lambda: (model(rows) * errors).sum())
     assert not certificate.ok
     assert "NOT EXACT" in certificate.headline
-    note = certificate.to_dict()["layers"][""]["parameters"]["weight"]["note"]
+    note = certificate.to_dict()["layers"]["linear"]["parameters"]["weight"]["note"]
     assert note == "NOT EXACT: 100% of its gradients are only rounding, which the optimiser magnifies"
     assert note in str(certificate)
 
