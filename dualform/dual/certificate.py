@@ -1,14 +1,16 @@
 """Certify a run: measure the distance between its primal and its dual form."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from dualform.dual.distance import SpanCertificate
+from dualform.dual.rebuilt import sharing
+from dualform.dual.rounding import half_precisions
 from dualform.store import Run, Shard
-from dualform.store.schema import AUDIT
+from dualform.store.schema import AUDIT, DTYPES, PASS_PRECISIONS, state_tensor
 from dualform.store.summary import worst_residual
 
 
@@ -20,11 +22,20 @@ class LayerCertificate:
     chapters: list[SpanCertificate]
     # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
     cancelled: Mapping[str, float] = field(default_factory=dict)
+    autocast: str | None = None  # the half precision that gradients were rounded to, where weights are in a wider one
+    half_weights: str | None = None  # the half precision that weights are in themselves
 
     @property
     def relative_error(self) -> float:
         """The largest of its parameters: |dual - primal| / |W_T - W_0|."""
         return self.whole.relative_error if self.whole else 0.0
+
+    @property
+    def rounding(self) -> float:
+        """The largest share of a parameter's change that rounding gradients to half precision added: in no slot."""
+        distances = self.whole.parameters.values() if self.whole else ()
+        moved = [distance for distance in distances if not distance.no_net_gradient]
+        return max((distance.rounding / max(distance.change, 1e-300) for distance in moved), default=0.0)
 
     def failed(self, tolerance: float) -> list[SpanCertificate]:
         """Return the spans that are not exact."""
@@ -50,6 +61,8 @@ class LayerCertificate:
         return {
             "relative_error": self.relative_error,
             "ok": self.ok(tolerance),
+            "autocast": self.autocast,
+            "rounding": self.rounding,
             "parameters": parameters,
             "chapters": [
                 {"first_step": span.first_step, "last_step": span.last_step, "relative_error": span.relative_error}
@@ -88,6 +101,18 @@ class Certificate:
         return max((layer.relative_error for layer in self.layers.values()), default=0.0)
 
     @property
+    def uncertifiable(self) -> str | None:
+        """Why the run cannot be certified, if it is not ok because weights are in half precision; else None."""
+        failed = [layer.half_weights for layer in self.layers.values() if not layer.ok(self.tolerance)]
+        if not failed or self._no_snapshot or self.unread is not None or None in failed:
+            return None
+        names = " and ".join(sorted({name for name in failed if name}))
+        return (
+            f"weights are in {names}: every step rounds them, and all that the optimiser does, by more than the "
+            "tolerance. Train with weights in float32, under autocast"
+        )
+
+    @property
     def headline(self) -> str:
         """The result in one line."""
         if self.keys_only:
@@ -100,15 +125,25 @@ class Certificate:
                 return "NOT EXACT: not all of the run could be read"
             worst = max(failed, key=lambda span: span.relative_error)
             where = f"steps {worst.first_step:,} to {worst.last_step:,} (tolerance {self.tolerance:.0e})"
-            return f"NOT EXACT: dual and primal differ by {worst.relative_error:.1e} in {where}"
+            verdict = f"NOT CERTIFIABLE: {self.uncertifiable}" if self.uncertifiable else "NOT EXACT"
+            return f"{verdict}: dual and primal differ by {worst.relative_error:.1e} in {where}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
-        return f"dual = primal to {self.relative_error:.1e} ({within})"
+        return f"dual = primal to {self.relative_error:.1e} ({within}{self._autocast_note})"
+
+    @property
+    def _autocast_note(self) -> str:
+        """Name the precision of autocast, and what its rounding of gradients comes to."""
+        names = " and ".join(sorted({layer.autocast for layer in self.layers.values() if layer.autocast}))
+        share = max((layer.rounding for layer in self.layers.values()), default=0.0)
+        in_no_slot = f", {share:.0e} of the change, in no slot" if share else ""
+        return f"; with the rounding of {names} autocast{in_no_slot}" if names else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as data."""
         return {
             "ok": self.ok,
             "headline": self.headline,
+            "uncertifiable": self.uncertifiable,
             "relative_error": None if self.keys_only else self.relative_error,
             "tolerance": self.tolerance,
             "layers": {name: layer.to_dict(self.tolerance) for name, layer in self.layers.items()},
@@ -149,7 +184,9 @@ def verify(
     layers: dict[str, LayerCertificate] = {}
     for name in run.layers if storage.values else ():
         progress(name)
-        layers[name] = certify(name)
+        half_weights = _half_weights(run, name)
+        autocast = None if half_weights else half_precisions(run, sharing(run.manifest, run.layers[name]))
+        layers[name] = replace(certify(name), autocast=autocast, half_weights=half_weights)
     return Certificate(
         layers=layers,
         tolerance=storage.precision.tolerance,
@@ -160,6 +197,12 @@ def verify(
         keys_only=not storage.values,
         unread=run.unread,
     )
+
+
+def _half_weights(run: Run, layer: str) -> str | None:
+    """Return the half precision that a layer's trained parameters are in; None: they are in a wider one."""
+    names = {DTYPES[run.final.dtype(state_tensor(use.parameter.name))] for use in run.layers[layer].trained}
+    return " and ".join(sorted(names & {*PASS_PRECISIONS})) or None
 
 
 def _audited_steps(shard: Shard) -> int:

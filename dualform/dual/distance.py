@@ -13,6 +13,7 @@ class Distance:
     error: float  # |dual - primal|
     change: float  # |W_T - W_0|
     floor: float  # what rounding can add up to
+    rounding: float = 0.0  # |what rounding gradients to half precision added|: it is part of the dual form, in no slot
 
     @property
     def no_net_gradient(self) -> bool:
@@ -43,10 +44,10 @@ class SpanCertificate:
         return all(distance.ok(tolerance) for distance in self.parameters.values())
 
 
-def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float) -> Distance:
+def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float, rounding: float = 0.0) -> Distance:
     """Compare a parameter rebuilt from its slots with what training made of it; or both, seen through probes."""
     error = float((dual - after).norm())
-    return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor)
+    return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor, rounding)
 
 
 def rounding_of_slots(squares: float, eps: float) -> float:

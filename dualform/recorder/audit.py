@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dualform.errors import NotFinite, UnexplainedGradient
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
 from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
+from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -39,7 +40,10 @@ def audit(steps: Sequence[StepEvidence], first: int) -> Iterator[AuditedStep]:
     simple = explain_by_common_factor([step.layers for step in steps])
     for place, step in enumerate(steps):
         number = first + place
-        yield AuditedStep(number, step, simple[place] if place in simple else _explain(step.layers, number))
+        explained = simple[place] if place in simple else _explain(step.layers, number)
+        if any(evidence.half_rounding for evidence in step.layers):
+            explained = refined(step.layers, explained)
+        yield AuditedStep(number, step, explained)
 
 
 def _explain(layers: Sequence[LayerEvidence], step: int) -> list[Explanation]:

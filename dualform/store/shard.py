@@ -15,7 +15,17 @@ from dualform.store.backend import Backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.parse import info_from_json
 from dualform.store.prefetch import MIN_BYTES, Checksum
-from dualform.store.schema import EXPONENTS, SLOTS, STATE, Layer, Manifest, header_digest, slot_tensor, tag_tensor
+from dualform.store.schema import (
+    EXPONENTS,
+    PASS_PRECISIONS,
+    SLOTS,
+    STATE,
+    Layer,
+    Manifest,
+    header_digest,
+    slot_tensor,
+    tag_tensor,
+)
 from dualform.store.shard_file import NUMPY, read_header
 from dualform.store.validate import check_contents
 from dualform.strict_json import printable
@@ -127,6 +137,14 @@ class Shard:
         if rows.sum() != slots or (np.diff(steps) < 0).any():
             raise RunError(f"{self.path} is a corrupt shard: the passes of {layer} do not add up to its slots")
         return steps, rows
+
+    def pass_precision(self, layer: str) -> Array | None:
+        """Return the code of the precision that each backward pass was rounded to; None: to none."""
+        name = slot_tensor(layer, "pass_precision")
+        if name not in self._tensors:
+            return None
+        self._check_within(self[name], 0, len(PASS_PRECISIONS), name)
+        return self[name]
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
         """Return the number of each slot's key among the `stored` ones of all shards so far; None: they are in order.
