@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from dualform.kinds.hook import ModuleHook
 from dualform.kinds.keys import Keys, Vectors, paired_with
 from dualform.store.schema import KeyLayout, Layer, Use
 
@@ -115,7 +116,7 @@ class Kind(ABC):
         hook: Callable[..., None] = on_forward
         if lasting or "torch._dynamo" in sys.modules:  # to import the compiler for nothing would take seconds
             hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
-        return module.register_forward_hook(hook, with_kwargs=True)
+        return module.register_forward_hook(ModuleHook(hook), with_kwargs=True)
 
     def leading(self, inputs: Tensor) -> tuple[int, ...]:
         """Return the dimensions of a module's input that its rows are spread over."""

@@ -11,7 +11,7 @@ A step is one call of an optimiser's `step`. This is the user's side; session.py
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,10 +21,12 @@ from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
 from dualform.recorder.estimate import Estimate, estimate
+from dualform.recorder.layers import Names
 from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Backend, Storage, Where
+from dualform.store.coverage import Coverage
 from dualform.store.schema import PRECISIONS
 from dualform.strict_json import parse
 
@@ -32,16 +34,36 @@ from dualform.strict_json import parse
 class Recorder:
     """Made by `dualform.record`; see there."""
 
-    def __init__(self, plan: RecordingPlan, path: Path | Backend, overwrite: bool, resume: int | None) -> None:
+    def __init__(
+        self, plan: RecordingPlan, path: Path | Backend, overwrite: bool, resume: int | None, drop_unexplained: bool
+    ) -> None:
         self.path = path
         self.skipped = dict(plan.skipped)
-        self._plan, self._overwrite, self._resume = plan, overwrite, resume
+        self._plan, self._overwrite, self._resume, self._drop_unexplained = plan, overwrite, resume, drop_unexplained
         self._session: Session | None = None
 
     @property
     def layers(self) -> list[str]:
         """Names of the layers that are recorded."""
-        return [layer.name for layer in self._plan.layers]
+        return [layer.name for layer in self._plan.layers if layer.name not in self.dropped]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Layers that are not recorded any more, each with the step from which it is missing."""
+        return {} if self._session is None else dict(self._session.writer.dropped)
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which share of the trainable parameters is recorded, and why not more: `print(recorder.coverage)`.
+
+        Before the first step, what will be accounted for is an estimate.
+        """
+        return self._plan.coverage if self._session is None else self._session.coverage
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be proven, or was not as expected, each once."""
+        return [] if self._session is None else list(self._session.notes)
 
     @property
     def steps(self) -> int:
@@ -58,7 +80,7 @@ class Recorder:
                 the batch.
         """
         session = self._session
-        if session is None or session.failure is not None:
+        if session is None or session.closed or session.failure is not None:
             raise self._not_running()
         session.tags = Tags(columns)
 
@@ -69,7 +91,9 @@ class Recorder:
             steps: How many steps will be recorded.
             batch: How many slots go through each layer in a step.
         """
-        return estimate(self._plan.manifest, self._plan.state(), steps, batch)
+        snapshots = self._plan.snapshots()
+        state = snapshots.whole()
+        return estimate(self._plan.manifest, state, snapshots.trained(state), steps, batch)
 
     def sync(self) -> int:
         """Write everything so far to the disk, where a checkpoint is saved.
@@ -78,29 +102,36 @@ class Recorder:
             The number of steps on the disk, to be passed as `resume` to go on from this checkpoint.
         """
         session = self._session
-        if session is None or session.failure is not None:
+        if session is None or session.closed or session.failure is not None:
             raise self._not_running()
         session.sync()
         return session.steps
 
-    def _not_running(self) -> RecordingError:
-        if self._session is None:
-            return RecordingError("the recorder is not on: use it in a with block")
-        return self._session.stop_error()
+    def start(self) -> Self:
+        """Begin to record, where a `with` block does not fit: `recorder = dualform.record(...).start()`.
 
-    def __enter__(self) -> Self:
+        Call `stop` at the end. What was synced, or written in the background, is kept in any case.
+        """
         if self._session is not None:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
-        if self.skipped:  # before any hook is on: a warning may be an error
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
-        self._session = Session(self._plan, self.path, self._overwrite, self._resume)
+        if self._plan.missed:  # before any hook is on: a warning may be an error
+            warnings.warn(f"dualform does not record {self._plan.missed}", stacklevel=2)
+        self._session = Session(self._plan, self.path, self._overwrite, self._resume, self._drop_unexplained)
         return self
+
+    __enter__ = start  # itself and not a call of it, so that a warning names the user's line
+
+    def stop(self) -> None:
+        """Take the hooks off and end the run, as the end of a `with` block does. To stop twice does no harm."""
+        self.__exit__(None, None, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._session is not None
+        if self._session is None:
+            raise self._not_running()
+        if self._session.closed:
+            return
         try:
             self._session.close(kind)
         except DualformError as trouble:
@@ -108,16 +139,23 @@ class Recorder:
                 raise
             error.add_note(f"dualform could not keep the last steps: {trouble}")
 
+    def _not_running(self) -> RecordingError:
+        if self._session is None:
+            return RecordingError("the recorder is not on: use it in a with block, or call start() first")
+        return self._session.stop_error()
+
 
 def record(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     path: Where,
     *,
-    layers: str | Iterable[str] = "*",
+    layers: Names = "*",
+    exclude: Names = (),
     dtype: str | None = None,
     values: bool = True,
     merge: str | None = None,
+    on_unexplained: str = "raise",
     overwrite: bool = False,
     resume: int | None = None,
     about: Mapping[str, Any] | None = None,
@@ -136,6 +174,7 @@ def record(
         path: The run's directory, or a backend such as `dualform.store.InMemory()`.
         layers: A name, a pattern such as `encoder.*`, or a list of them; what `*` has to leave out is in
             `recorder.skipped`.
+        exclude: Likewise, which of these to leave out, such as "*.wpe".
         dtype: The precision of stored keys and values: "float16" (rows scaled by powers of two), "float32" or
             "float64". None is "float16", but "float32" for values of optimisers that divide elementwise, such as
             Adam, which magnify rounding.
@@ -145,14 +184,17 @@ def record(
             as they come. That takes a small part of the bytes, and is exact for `top(per="position")` and
             `total(by="position")`, but for nothing else. Sums are in memory until `recorder.sync()` or the end of the
             block.
-        overwrite: True to replace a run that exists.
+        on_unexplained: What to do about a layer whose gradient is not the sum of what went through it, since its weight
+            is used elsewhere too, say. "raise", or "drop": warn, and record all other layers; of this one nothing can
+            be asked.
+        overwrite: True to replace a run that exists. One in which no step was recorded is replaced in any case.
         resume: A step at which `recorder.sync()` was called: the run goes on from there. Restore the model and the
             optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
             `overwrite` is ignored.
         about: Anything JSON can hold, kept with the run as it was begun.
 
     Returns:
-        The recorder, to be used in a `with` block.
+        The recorder, to be used in a `with` block, or with `start` and `stop`.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     values = values and merge is None
@@ -161,10 +203,13 @@ def record(
         dtype = "float32" if magnified else "float16"
     if dtype not in PRECISIONS:
         raise RecordingError(f"dtype must be one of {', '.join(PRECISIONS)}, not {dtype!r}")
+    if on_unexplained not in ("raise", "drop"):
+        raise RecordingError(f'on_unexplained must be "raise" or "drop", not {on_unexplained!r}')
     try:
         about = parse(json.dumps(about or {}))  # as it will be read
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
     where = path if isinstance(path, Backend) else Path(path)
-    return Recorder(make_plan(model, optimizers, layers, storage, about or {}), where, overwrite, resume)
+    plan = make_plan(model, optimizers, layers, exclude, storage, about or {})
+    return Recorder(plan, where, overwrite, resume, on_unexplained == "drop")

@@ -58,7 +58,9 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
         rounded = plan.storage.values and any(capture.precision in HALF for capture in used.captures)
         for part in _calls_apart(used) if rounded else [used]:
             rows.setdefault(used.layer, []).append(_as_rows(part, plan.storage))
-    return StepRecord({**plan.idle_lines, **step.evidence.lines}, residual, rows)
+    accounts = step.evidence.accounts
+    idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
+    return StepRecord({**plan.idle_lines, **idle, **step.evidence.lines}, residual, rows, accounts)
 
 
 def _calls_apart(used: UsedPass) -> list[UsedPass]:

@@ -17,9 +17,12 @@ from dualform.store.parse import info_from_json
 from dualform.store.prefetch import MIN_BYTES, Checksum
 from dualform.store.schema import (
     EXPONENTS,
+    JOINED,
     PASS_PRECISIONS,
     SLOTS,
     STATE,
+    STATE_BUFFERS,
+    STATE_PARAMETERS,
     Layer,
     Manifest,
     header_digest,
@@ -33,6 +36,7 @@ from dualform.strict_json import printable
 Array = NDArray[Any]
 
 _MAX_VISITS = 1 << 53
+_INHERITED = (STATE_PARAMETERS, STATE_BUFFERS)  # a snapshot does not hold again what has not changed
 _MAX_ARRAY_CHARACTERS = 64  # of a text in an array of fixed width
 
 
@@ -41,7 +45,8 @@ class Shard:
 
     def __init__(self, backend: Backend, name: str) -> None:
         self.path = backend.describe(name)  # for messages
-        self.following: Shard | None = None  # in its run
+        self.before: Shard | None = None  # in its run
+        self.following: Shard | None = None
         self._arrays: dict[str, Array] = {}  # that were asked for, and checked
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
@@ -75,6 +80,21 @@ class Shard:
         if name not in self._arrays:
             self._arrays[name] = self._read(name)
         return self._arrays[name]
+
+    def snapshot_holder(self, name: str) -> "Shard":
+        """Return the shard that has a tensor of this one's snapshot, which may be an earlier one."""
+        shard = self
+        while name not in shard and shard.before is not None and name.startswith(_INHERITED):
+            shard = shard.before
+        return shard
+
+    def snapshot_names(self, prefix: str) -> list[str]:
+        """Return the names of a snapshot's tensors, those that earlier shards hold for it too."""
+        names, shard = dict.fromkeys(self.names(prefix)), self.before
+        while shard is not None:
+            names |= dict.fromkeys(name for name in shard.names(prefix) if name.startswith(_INHERITED))
+            shard = shard.before
+        return list(names)
 
     def _read(self, name: str) -> Array:
         """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
@@ -143,8 +163,19 @@ class Shard:
         name = slot_tensor(layer, "pass_precision")
         if name not in self._tensors:
             return None
-        self._check_within(self[name], 0, len(PASS_PRECISIONS), name)
+        if (name, len(PASS_PRECISIONS)) not in self._within:
+            self._check_within(self[name], 0, len(PASS_PRECISIONS), name)
+            self._check_joined(layer, self[name])
         return self[name]
+
+    def _check_joined(self, layer: str, codes: Array) -> None:
+        """Raise unless all calls of a backward pass are of one step, have one precision and the same factors."""
+        later = np.flatnonzero(codes >= JOINED)
+        steps, factors = self.passes(layer)[0], self[slot_tensor(layer, "factors")]
+        alike = (steps[later] == steps[later - 1]) & (factors[later] == factors[later - 1]).all(axis=1)
+        alike &= np.isin(codes[later] - codes[later - 1], (0, JOINED - 1)) & (later > 0)
+        if not alike.all():
+            raise RunError(f"{self.path} is a corrupt shard: calls of {layer} are in one pass, but do not fit together")
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
         """Return the number of each slot's key among the `stored` ones of all shards so far; None: they are in order.

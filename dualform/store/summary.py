@@ -32,8 +32,11 @@ def summary(run: Run) -> dict[str, Any]:
                 "d_out": layer.d_out,
                 "slots": run.slots(layer.name),
             }
-            for layer in run.manifest.layers
+            for layer in run.layers.values()
         },
+        "dropped": dict(run.dropped),
+        "coverage": run.coverage.to_dict(),
+        "notes": run.notes,
         "worst_residual": worst_residual(run),
         "about": run.manifest.about,
     }
@@ -61,11 +64,16 @@ def summary_lines(run: Run) -> dict[str, str]:
         "steps": f"{facts['steps']:,} ({ending(run)})",
         "snapshots": f"after step {listing(reversed(facts['snapshots']), most=10)}{resume}",
         "layers": ", ".join(layers),
+        "coverage": str(run.coverage),
         "optimiser": ", ".join(facts["optimizers"]),
         "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
         "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
         "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
     }
+    if run.dropped:
+        lines["dropped"] = ", ".join(f"{name} (from step {step:,} on)" for name, step in run.dropped.items())
+    if run.notes:
+        lines["notes"] = "; ".join(run.notes)
     if run.unread:
         lines["not read"] = run.unread
     return lines
