@@ -34,7 +34,7 @@ def call_codes(dtypes: Iterable[torch.dtype]) -> list[int]:
 def pass_spans(codes: Sequence[int]) -> list[slice]:
     """Return which calls make up each pass."""
     starts = [i for i, code in enumerate(codes) if i == 0 or code < JOINED]
-    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(codes)], strict=True)]
+    return [slice(start, end) for start, end in zip(starts, [*starts[1:], len(codes)], strict=False)]
 
 
 def rounded_passes(products: Iterable[Tensor], codes: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
