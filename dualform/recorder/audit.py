@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dualform.errors import NotFinite
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
 from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
+from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -48,13 +49,14 @@ def audit(steps: Sequence[StepEvidence], first: int) -> Iterator[AuditedStep]:
     dropped: set[str] = set()
     for place, step in enumerate(steps):
         number = first + place
-        if place in simple and not dropped:
-            yield AuditedStep(number, step, simple[place], {})
-            continue
-        explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number)
-        dropped |= {*failed}
-        evidence = step._replace(layers=[e for e in step.layers if e.layer.name not in dropped])
-        yield AuditedStep(number, evidence, explained, failed)
+        explained, failed = simple.get(place, []), dict[str, Unexplained]()
+        if place not in simple or dropped:
+            explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number)
+            dropped |= {*failed}
+            step = step._replace(layers=[e for e in step.layers if e.layer.name not in dropped])
+        if any(evidence.half_rounding for evidence in step.layers):
+            explained = refined(step.layers, explained)
+        yield AuditedStep(number, step, explained, failed)
 
 
 def _explain(layers: Sequence[LayerEvidence], step: int) -> tuple[list[Explanation], dict[str, Unexplained]]:

@@ -152,6 +152,8 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
     take("pass_step", ("I64",), passes)
     take("pass_rows", ("I64",), passes)
     take("factors", ("F64",), passes, 0 if storage.merge else len(layer.trained))
+    if storage.values and slot_tensor(layer.name, "pass_precision") in table:
+        take("pass_precision", ("U8",), passes)
     take("keys", ("I32",) if layer.keys.index else (precision.code,), stored, layer.keys.width)
     if precision.scaled and not layer.keys.index:
         take("key_exponent", ("I16",), stored)
