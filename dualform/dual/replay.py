@@ -111,9 +111,9 @@ class Replay:
 
     def rounding(self, step: ReplayedStep, layer: Layer, use: Use) -> "Rounding":
         """Return what rounding to half precision made of what slots of a layer added to a parameter in a step."""
-        blocks = self.blocks(step, layer)
-        if not any(block.precision for block in blocks):
+        if step.shard.pass_precision(layer.name) is None:  # as in most trainings
             return Rounding({})
+        blocks = self.blocks(step, layer)
         products = [block.product(use, self.values(block)) for block in blocks]
         ratios = rounding_ratios(products, [block.precision for block in blocks])
         return Rounding({block.pass_number: ratio for block, ratio in zip(blocks, ratios, strict=True)})
