@@ -134,9 +134,11 @@ class _Equation:
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
-        """Return what is left over, relative to the gradient; 0 for a gradient that is only rounding."""
+        """Return what is left over, relative to the gradient; to what it is the sum of, if that cancels."""
         size, gap = _norm(self.target), _norm(self.target - _weighted(factors, self.products))
-        return gap / size if gap < size else 0.0
+        if gap > self._evidence.rounding * size:
+            size = max(size, _norm(_weighted(np.abs(factors), self.bounds)))
+        return gap / size if size else 0.0
 
 
 def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
@@ -206,12 +208,16 @@ def unexplained(step: AuditedStep) -> str:
         wrong = "is not the sum of what went through the layer"
     else:
         wrong = "are not the sums of what went through these layers"
-    leftover = "was it left from before the last step (zero_grad missing)"
     if any(failed.seen for failed in step.failed.values()):
-        hint = f"{leftover}, clipped by value or changed by hand, or is the weight used elsewhere too?"
+        hint = (
+            "was it left from before the last step (zero_grad missing), clipped by value or changed by hand, or is the "
+            "weight used elsewhere too?"
+        )
     else:
         hint = (
-            f"no backward pass through the layer was seen: {leftover}, was the model compiled or run before "
-            "recording began, or is the weight used without calling the layer?"
+            "no backward pass through the layer was seen. Was it left from before the last step (zero_grad missing) "
+            "or before the recording? Was the model compiled and run before (call torch.compiler.reset(), or compile "
+            "it after recording has begun)? Is the layer called in torch.vmap or torch.func, or is its weight used "
+            "without it?"
         )
     return f"step {step.number}, {named} {wrong}; {hint}"

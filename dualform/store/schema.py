@@ -58,8 +58,8 @@ DTYPES = {
 def clean_name(name: str) -> str:
     """Return a module's or parameter's name without what torch.compile and parallel wrappers put before it."""
     for wrapper in _WRAPPERS:
-        while name.startswith(wrapper):
-            name = name.removeprefix(wrapper)
+        while f"{name}.".startswith(wrapper):  # a model that is a layer itself has no more of a name
+            name = name[len(wrapper) :]
     return name.replace("._orig_mod", "")
 
 

@@ -59,7 +59,8 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
     _take_accounts(table, manifest, steps)
-    for parameter in manifest.parameters if table.with_state else ():
+    others = (other.parameter for other in manifest.others)
+    for parameter in (*manifest.parameters, *others) if table.with_state else ():
         # what is constant is in the first snapshot, and again where it has changed all the same
         if parameter.trained or info.index == 0 or state_tensor(parameter.name) in table:
             table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
