@@ -22,12 +22,13 @@ class UsedPass(NamedTuple):
     captures: Sequence[Capture]
     factors: NDArray[np.float64]  # (trained uses,)
     precision: int = 0  # code of the precision that its gradient was rounded to
+    apart: bool = False  # its calls were summed up after that
 
 
 def used_passes(step: AuditedStep) -> list[UsedPass]:
     """Return the passes that were in a gradient; the others were zeroed before the step: all factors are 0."""
     return [
-        UsedPass(evidence.layer.name, of_pass.captures, factors)
+        UsedPass(evidence.layer.name, of_pass.captures, factors, apart=explanation.apart)
         for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True)
         for of_pass, factors in zip(evidence.passes.values(), explanation.factors, strict=True)
         if factors.any()
@@ -65,7 +66,7 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
 
 def _calls_apart(used: UsedPass) -> list[UsedPass]:
     """Return each call of a pass by itself, since the gradient of each was rounded to half precision by itself."""
-    codes = call_codes(capture.precision for capture in used.captures)
+    codes = call_codes((capture.precision for capture in used.captures), apart=used.apart)
     pairs = zip(used.captures, codes, strict=True)
     return [used._replace(captures=[capture], precision=code) for capture, code in pairs]
 
