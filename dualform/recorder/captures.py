@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.kinds import OnErrors, OnKeys
 from dualform.recorder.layers import RecordedLayer
-from dualform.recorder.tags import Tags
+from dualform.recorder.provenance import Call, Provenance
 from dualform.store import Storage
 from dualform.store.codec.float16 import TORCH, pack, unpack
 
@@ -55,8 +55,9 @@ class Capture(NamedTuple):
     values: Packed
     product: Tensor  # (X r)^T E, before packing
     precision: torch.dtype  # of the gradient
-    tags: Tags  # whether they fit matters only if the pass was in a gradient
-    leading: tuple[int, ...]  # dimensions of the keys before the last: what tags are spread over
+    call: Call  # of the module: what is known of tags, which matter only if the pass was in a gradient
+    number: int  # of the layer's calls within it
+    leading: tuple[int, ...]  # dimensions of the keys before the last
     may_repeat: bool  # the key does not depend on anything trained: it may come again
 
 
@@ -75,9 +76,9 @@ class Captures:
     """Collects captures while its hooks are on; `take` hands a layer's passes over."""
 
     def __init__(
-        self, layers: Sequence[RecordedLayer], storage: Storage, arena: "Arena", tags: Callable[[], Tags]
+        self, layers: Sequence[RecordedLayer], storage: Storage, arena: "Arena", provenance: Provenance
     ) -> None:
-        self._storage, self._arena, self._tags = storage, arena, tags
+        self._storage, self._arena, self._provenance = storage, arena, provenance
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
@@ -112,13 +113,18 @@ class Captures:
         pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
 
         def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
-            if not (self._open and followed):
+            if not self._open:
                 return None
-            tags, order = self._tags(), next(self._order)
+            leading = kind.leading(inputs)
+            place = self._provenance.place(name, lambda: kind.rows(inputs, precision), leading)
+            if place is None:
+                return None
+            (call, number), order = place, next(self._order)
 
             def on_errors(gradient: Tensor) -> None:
                 if not self._open:
                     return
+                call.followed = True
                 keys = kind.rows(inputs, precision)
                 values = kind.errors(module, keys, gradient)
                 capture = Capture(
@@ -128,8 +134,9 @@ class Captures:
                     keys=pack_keys(keys),
                     values=pack_values(values),
                     precision=gradient.dtype,
-                    tags=tags,
-                    leading=kind.leading(inputs),
+                    call=call,
+                    number=number,
+                    leading=leading,
                     may_repeat=kind.may_repeat and not inputs.requires_grad,
                 )
                 self._waiting[name].append(capture)

@@ -47,6 +47,7 @@ class RecordingPlan:
     layers: tuple[RecordedLayer, ...]
     skipped: Mapping[str, str]
     manifest: Manifest
+    provenance: bool = True  # whether to prove whose rows are
 
     @property
     def storage(self) -> Storage:
@@ -72,6 +73,7 @@ def make_plan(
     layers: str | Iterable[str],
     storage: Storage,
     about: Mapping[str, Any],
+    provenance: bool = True,
 ) -> RecordingPlan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
     chosen, skipped = choose_layers(model, optimizers, layers, storage)
@@ -94,7 +96,7 @@ def make_plan(
         RecordedOptimizer(optimizer, rule, tuple(layer for layer in chosen if layer.optimizer == index))
         for index, (optimizer, rule) in enumerate(zip(optimizers, rules, strict=True))
     )
-    return RecordingPlan(model, recorded, chosen, skipped, manifest)
+    return RecordingPlan(model, recorded, chosen, skipped, manifest, provenance)
 
 
 def registered_rule(optimizer: Optimizer) -> Rule:

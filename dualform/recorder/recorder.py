@@ -48,19 +48,26 @@ class Recorder:
         """How many steps were recorded so far."""
         return (self._resume or 0) if self._session is None else self._session.steps
 
+    @property
+    def notes(self) -> list[str]:
+        """What is worth knowing of the recording so far, such as what could not be proven of tags."""
+        return [] if self._session is None else self._session.notes
+
     def tag(self, **columns: Any) -> None:
         """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
 
-        Tags hold until the next `tag` or step. Every batch needs the same ones.
+        Tags hold until the next `tag` or step. Every batch needs the same ones. Where a step's first forward pass has
+        none yet, each pass of the step has those that follow it.
 
         Args:
-            columns: Scalars and strings, which hold for every row, or arrays with one entry a row, in the shape of
-                the batch.
+            columns: Scalars and strings, which hold for every row, or arrays with one entry an example, or one for each
+                of its tokens, in the shape of the batch. Rows that belong to no single example, as those of a position
+                table do, have no tag but scalars.
         """
         session = self._session
         if session is None or session.failure is not None:
             raise self._not_running()
-        session.tags = Tags(columns)
+        session.provenance.tag(Tags(columns))
 
     def estimate(self, steps: int, batch: int) -> Estimate:
         """Estimate the bytes of a run, before repeated keys and zeros are left out.
@@ -121,6 +128,7 @@ def record(
     overwrite: bool = False,
     resume: int | None = None,
     about: Mapping[str, Any] | None = None,
+    provenance: bool = True,
 ) -> Recorder:
     """Record the training of a model's linear layers to a directory.
 
@@ -150,6 +158,10 @@ def record(
             optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
             `overwrite` is ignored.
         about: Anything JSON can hold, kept with the run as it was begun.
+        provenance: Whether to find out by an experiment which example of a batch each row of a layer belongs to, so
+            that tags are right however the model lays its rows out. For that the model is called a few times more, in
+            evaluation mode, whenever tags come with a batch of a new shape. False to go by the shape of the rows. What
+            could not be proven is in `recorder.notes`.
 
     Returns:
         The recorder, to be used in a `with` block.
@@ -167,4 +179,4 @@ def record(
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
     where = path if isinstance(path, Backend) else Path(path)
-    return Recorder(make_plan(model, optimizers, layers, storage, about or {}), where, overwrite, resume)
+    return Recorder(make_plan(model, optimizers, layers, storage, about or {}, provenance), where, overwrite, resume)

@@ -33,12 +33,10 @@ from dualform.recorder.evidence import (
 from dualform.recorder.layers import SEED
 from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
+from dualform.recorder.provenance import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
-from dualform.recorder.tags import Tags
 from dualform.store import RunWriter, Where
-
-_NO_TAGS = Tags({})
 
 
 class BeforeStep(NamedTuple):
@@ -62,7 +60,7 @@ class Session:
             self.writer = RunWriter.begin(where, plan.manifest, state, chapter_bytes(state), overwrite)
         else:
             self.writer, self._tag_kinds = resume_run(where, resume, plan.manifest, state, chapter_bytes(state))
-        self.tags = _NO_TAGS  # of the coming forward passes
+        self.notes: list[str] = []  # what the user should know, and nothing fails for
         self.failure: BaseException | None = None
         self._steps_taken = self._steps_audited = resume or 0
         self._before = _NOTHING_READ
@@ -71,7 +69,9 @@ class Session:
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
-        self._captures = Captures(plan.layers, plan.storage, self._arena, lambda: self.tags)
+        self.provenance = Provenance(plan.layers, self.notes, plan.provenance)
+        self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance)
+        self.provenance.add_hooks(plan.model)
         self._handles: list[RemovableHandle] = []
         for stepped in plan.optimizers:
             self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
@@ -102,6 +102,7 @@ class Session:
     def close(self, ended_by: type[BaseException] | None) -> None:
         """Take the hooks off, audit what waits, and end the run."""
         self._captures.close()
+        self.provenance.close()
         for handle in self._handles:
             handle.remove()
         try:
@@ -132,6 +133,7 @@ class Session:
             # NaN never is equal; infinite weights make gradients that are refused
             if not torch.equal(self._fingerprint, row):
                 raise _change_error(name, row, self._steps_taken)
+            self.provenance.before_step()
             fused = any(group.get("fused") for group in optimizer.param_groups)
             views = () if fused else [view_gradients(layer, self._steps_taken) for layer in stepped.layers]
         except BaseException as error:
@@ -153,7 +155,8 @@ class Session:
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
             due = self._pending.add(StepEvidence(lines, layers))
             self._steps_taken += 1
-            self._before, self.tags = _NOTHING_READ, _NO_TAGS
+            self._before = _NOTHING_READ
+            self.provenance.after_step()
             self._fingerprint = self._row_to_check()[1].clone()
             if due:
                 self._audit_pending()

@@ -1,0 +1,302 @@
+"""Know whose the rows of each recorded layer are, call by call.
+
+    provenance = Provenance(layers, notes, enabled=True)
+    provenance.add_hooks(model)
+    provenance.tag(tags)                                # what the user says, before a forward pass or right after it
+    call, number = provenance.place(layer, ...)         # which call a layer is called in, and for which time
+    call.layout(layer, number, leading)                 # whose its rows are; None: to be read by their shape
+
+A *call* is the outermost call of a module that holds recorded layers: of the model, mostly, but a trainer may call a
+part of it, and anybody a layer. Hooks on all such modules keep count of the depth. The experiment of experiment.py is
+made once for each signature, the shapes and types of the arguments, and only where tags have an entry for each example.
+Forms that were the same for three sizes are taken for further ones; rows that move with the data are looked at again in
+each call.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from dualform.errors import RecordingError
+from dualform.kinds.hook import ModuleHook
+from dualform.recorder.arguments import describe
+from dualform.recorder.experiment import explore, explore_again
+from dualform.recorder.known import Known, Patterns
+from dualform.recorder.layers import RecordedLayer
+from dualform.recorder.layout import Layout
+from dualform.recorder.rows import Agreement, agreement
+from dualform.recorder.tags import Tags
+from dualform.recorder.trial import Arguments, Place, Subject, Unproven
+
+NO_TAGS = Tags({})
+
+
+@dataclass(eq=False)
+class Call:
+    """An outermost call of a module, and what is known of the rows in it."""
+
+    number: int
+    module: nn.Module
+    early: Tags  # in force when it began
+    graded: bool
+    recomputed: bool  # inside of a backward pass, by a checkpoint
+    arguments: Arguments | None  # until the step
+    late: Tags | None = None  # the first ones given after it
+    followed: bool = False  # back, through a recorded layer
+    known: Known | None = None
+    own: dict[Place, Layout] = field(default_factory=dict)  # of rows that move with the data
+    own_keys: dict[Place, Tensor] = field(default_factory=dict)
+    times: Counter[str] = field(default_factory=Counter)  # that each layer was called
+    unmatched: dict[Place, Tensor] = field(default_factory=dict)  # keys of calls that nothing is known of
+    deferred: list[tuple[str, int]] = field(default_factory=list)  # calls without gradients: a checkpoint's, perhaps
+    trouble: dict[Place, str] = field(default_factory=dict)
+
+    def layout(self, layer: str, number: int, leading: tuple[int, ...]) -> Layout | None:
+        """Return whose the rows of a layer's call are; None if that is not known, and their shape has to tell."""
+        place = layer, number
+        if self.known is None or self.known.unproven:
+            return None
+        if self.known.error is not None:
+            raise self.known.error
+        found = self.own.get(place) or self.known.layout(place, leading)
+        if found is None or place in self.trouble:
+            why = self.trouble.get(place, "its rows are others than in the experiment")
+            raise RecordingError(
+                f"layer {layer!r} got rows of shape {leading}, and whose they are depends on the data: {why}. Leave "
+                "the layer out with exclude=..., or have tags read by the shape of the rows with provenance=False"
+            )
+        return found
+
+    def forbid_moving(self) -> None:
+        """Say what is in the way where rows move with the data, and the call that shows whose they are is past."""
+        moving: set[str] = self.known.moving if self.known else set()
+        for layer in moving:
+            places = ((layer, number) for number in range(self.times[layer]))
+            self.trouble |= dict.fromkeys(places, "call recorder.tag before the forward pass, not after it")
+
+
+def choose_tags(calls: Iterable[Call], step: int) -> dict[Call, Tags]:
+    """Return the tags of the calls that are in a step: those given before each, or those given right after.
+
+    If the first has some from before, so have all; else each pass needs its own after it. A pass is as many calls as
+    there are different modules.
+    """
+    ordered = sorted(calls, key=lambda call: call.number)
+    if not ordered or ordered[0].early.kinds or all(call.late is None for call in ordered):
+        return {call: call.early for call in ordered}
+    seen: set[tuple[int, int]] = set()
+    for call in ordered:
+        covered = id(call.late), id(call.module)
+        if call.late is None or covered in seen:
+            problem = "some have none" if call.late is None else "one recorder.tag follows several of them"
+            raise RecordingError(
+                f"step {step}: tags were given after the first forward pass, so that each has its own after it, but "
+                f"{problem}: call recorder.tag before every forward pass of a step. The steps before it are kept"
+            )
+        seen.add(covered)
+    return {call: call.late for call in ordered if call.late is not None}
+
+
+class Provenance:
+    """What is known of calls; `add_hooks` follows them until `close`."""
+
+    def __init__(self, layers: Sequence[RecordedLayer], notes: list[str], enabled: bool) -> None:
+        self.tags = NO_TAGS  # in force
+        self._layers, self._notes, self._enabled = layers, notes, enabled
+        self._numbers = count()
+        self._depth = 0
+        self._graded = True  # where the innermost module was called
+        self._current: Call | None = None
+        self._waiting: WeakSet[Call] = WeakSet()  # for a step: calls that may be followed back
+        self._deferred: list[Call] = []  # that a checkpoint may make again
+        self._experimenting = False
+        self._known: dict[Hashable, Known] = {}
+        self._patterns = Patterns()
+        self._handles: list[RemovableHandle] = []
+
+    def add_hooks(self, model: nn.Module) -> None:
+        """Begin to count; to be called when layers have their own hooks, since a call ends after these."""
+        recorded = {id(layer.module) for layer in self._layers}
+        enter, leave = (ModuleHook(hook, lasting=True) for hook in (self._enter, self._leave))
+        for module in model.modules():
+            if any(id(part) in recorded for part in module.modules()):
+                # Ahead of the user's own hooks, which may change the arguments, and will do so in the experiment
+                self._handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
+                self._handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+
+    def close(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def tag(self, tags: Tags) -> None:
+        """Take what the user says of the coming forward passes, or of the last one."""
+        self.tags = tags
+        for call in list(self._waiting):
+            if call.late is None:
+                call.late = tags
+
+    def before_step(self) -> None:
+        """Find out what is still to be known of calls, while their arguments and weights are there."""
+        for call in sorted(self._waiting, key=lambda call: call.number):
+            tags = call.early if call.early.kinds else call.late
+            if call.followed and call.known is None and tags is not None and tags.by_row:
+                self._find(call, tags)
+                call.forbid_moving()
+
+    def after_step(self) -> None:
+        """Let go of what belongs to the step."""
+        for call in list(self._waiting):
+            call.arguments = None
+        self._waiting.clear()
+        self._deferred.clear()
+        self._depth, self._current, self.tags = 0, None, NO_TAGS  # an interrupt in a forward pass leaves a depth behind
+
+    def place(self, layer: str, keys: Callable[[], Tensor], leading: tuple[int, ...]) -> tuple[Call, int] | None:
+        """Return which call a layer is called in, and for which time; None if its errors cannot follow."""
+        call = self._current
+        if call is None or self._experimenting:
+            return None
+        number = call.times[layer]
+        call.times[layer] += 1
+        if not self._graded:
+            if call.graded:
+                call.deferred.append((layer, number))
+            return None
+        if call.recomputed:
+            return self._original(layer, leading) or (call, number)
+        if call.known is not None and not call.known.unproven and call.known.error is None:
+            self._match(call, (layer, number), keys, leading)
+        return call, number
+
+    # Around each call
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._depth += 1
+        self._graded = torch.is_grad_enabled()
+        if self._depth > 1 or self._experimenting:
+            return
+        recomputed = torch._C._current_graph_task_id() != -1
+        call = Call(next(self._numbers), module, self.tags, self._graded, recomputed, (args, kwargs))
+        self._current = call
+        self._waiting.add(call)
+        if self.tags.by_row and self._graded and not recomputed:
+            self._find(call, self.tags)
+            if call.known is not None and call.known.moving:
+                self._look_again(call)
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        call = self._current
+        if self._depth or self._experimenting or call is None:
+            return
+        self._current = None
+        if call.unmatched:
+            self._look_again(call)
+        if call.deferred:
+            self._deferred.append(call)
+        if call.known is not None:
+            call.arguments = None
+
+    def _match(self, call: Call, place: Place, keys: Callable[[], Tensor], leading: tuple[int, ...]) -> None:
+        """Note a call of a layer that is not as the experiment expects it."""
+        assert call.known is not None
+        own = call.own.get(place)
+        if own is None:
+            if call.known.layout(place, leading) is None:
+                call.unmatched[place] = keys()
+        elif not _same(keys(), call.own_keys[place]):
+            call.trouble[place] = "two equal calls differ"
+
+    def _original(self, layer: str, leading: tuple[int, ...]) -> tuple[Call, int] | None:
+        """Return the call of a layer in the forward pass that a checkpoint is making again."""
+        calls = [(call, number) for call in self._deferred for name, number in call.deferred if name == layer]
+        if not calls:
+            return None
+        call, number = calls[-1]  # the way back begins at the end
+        known = {one.known and one.known.layout((layer, n), leading) for one, n in calls}
+        if len({id(one.early) for one, _ in calls}) > 1 or len(known - {None}) > 1:
+            call.trouble[layer, number] = "a checkpoint made it again for one of several calls"
+        call.deferred.remove((layer, number))
+        return call, number
+
+    # What is known of it
+
+    def _find(self, call: Call, tags: Tags) -> None:
+        """Look up what is known of a call's signature; make the experiment if that is nothing."""
+        if not self._enabled or call.arguments is None:
+            return
+        expected = tags.batch
+        signature = id(call.module), describe(call.arguments), expected
+        known = self._known.get(signature)
+        if known is None:
+            pattern = id(call.module), describe(call.arguments, sizes=False), expected is None
+            known = self._patterns.predict(pattern, call.arguments, expected)
+            known = self._known[signature] = known or self._explored(call, expected, pattern)
+        call.known = known
+
+    def _explored(self, call: Call, expected: int | None, pattern: Hashable) -> Known:
+        try:
+            with self._silence():
+                findings = explore(self._subject(call), expected)
+        except Unproven as reason:
+            self._note(f"{reason}: tags go by the shape of a layer's rows, which was not proven to be right")
+            return Known()
+        except RecordingError as error:
+            return Known(error=error)
+        self._patterns.add(pattern, findings)
+        for (layer, _), found in findings.layers.items():
+            if found.incomplete and not found.moves:
+                self._note(f"layer {layer!r}: some rows have no tags, as nothing showed whose they are")
+        return Known.of(findings)
+
+    def _look_again(self, call: Call) -> None:
+        """Find out whose the rows are that move with the data: of this call, before it is made, or right after it."""
+        known, reason = call.known, "its rows are others when it is called again"
+        assert known is not None
+        after = call.unmatched
+        known.moving |= {layer for layer, _ in after}
+        if known.findings is None:  # foretold by forms that do not hold
+            known.findings = self._explored(call, known.batch.size if known.batch else None, None).findings
+        try:
+            with self._silence():
+                found = explore_again(self._subject(call), known.findings) if known.findings else {}
+        except Unproven as unproven:
+            found, reason = {}, str(unproven)
+        for place, (of_place, keys) in found.items():
+            if place[0] in known.moving and (place not in after or _same(after[place], keys)):
+                call.own[place] = known.as_layout(of_place.leading, of_place.owners)
+                call.own_keys[place] = keys
+        call.trouble |= dict.fromkeys(after.keys() - call.own.keys(), reason)
+
+    def _subject(self, call: Call) -> Subject:
+        parts = set(call.module.modules())
+        assert call.arguments is not None
+        return Subject(call.module, [layer for layer in self._layers if layer.module in parts], call.arguments)
+
+    @contextmanager
+    def _silence(self) -> Iterator[None]:
+        self._experimenting = True
+        try:
+            yield
+        finally:
+            self._experimenting = False
+
+    def _note(self, note: str) -> None:
+        if note not in self._notes:
+            self._notes.append(note)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Return whether keys (rows, width) are the same."""
+    if one.shape != other.shape:
+        return False
+    return agreement(one, other, np.arange(len(one))) is not Agreement.NO

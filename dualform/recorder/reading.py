@@ -1,0 +1,199 @@
+"""Find out which axis of a module's arguments, and of its outputs, is the batch: permute the examples and look.
+
+A reading says of each tensor among the arguments along which axis its examples are. It is right if the module, called
+with examples in another order, returns its outputs in that order.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as replace_field
+from functools import partial
+from itertools import count, islice
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dualform.recorder.arguments import replace, tensors
+from dualform.recorder.layers import SEED
+from dualform.recorder.layout import Batch, Form, Owners, forms
+from dualform.recorder.rows import Agreement, agreement, origins
+from dualform.recorder.trial import Subject, Trial, Unproven, attempt
+
+Shape = tuple[int, ...]
+Axes = tuple[int | None, ...]  # of each tensor among the arguments; None: it is the same for all examples
+
+_MOST_READINGS = 8  # of one axis of the main input
+
+
+class OutputAxis(NamedTuple):
+    """Where the examples are in one of the outputs."""
+
+    output: int
+    axis: int
+    form: Form  # of the entries along the axis
+
+    def fits(self, output: Tensor, batch: int) -> bool:
+        """Return whether an output still has that axis."""
+        return self.axis < output.dim() and self.form.owners((output.shape[self.axis],), batch) is not None
+
+    def scaled(self, output: Tensor, factors: NDArray[np.float64]) -> Tensor:
+        """Return an output, or its gradient, with each example multiplied by a factor."""
+        size = output.shape[self.axis]
+        owners = self.form.owners((size,), len(factors))
+        shape = [size if axis == self.axis else 1 for axis in range(output.dim())]
+        return output * torch.from_numpy(factors[owners]).to(output).view(shape)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A reading that holds, and the trial that shows it."""
+
+    batch: Batch
+    outputs: Sequence[OutputAxis]
+    order: Owners  # example order[b] has taken the place of example b
+    permuted: Trial
+    strict: bool  # no output speaks against it
+    sure: bool  # outputs differ between examples
+
+
+def find_reading(subject: Subject, first: Trial, expected: int | None) -> Reading:
+    """Return which axis is the batch; raises Unproven if none can be told."""
+    shapes = [tuple(tensor.shape) for tensor in tensors(subject.arguments)]
+    main, axes = _main_input(shapes, expected)
+    found = [reading for axis in axes if (reading := _of_axis(subject, first, shapes, main, axis)) is not None]
+    found = [reading for reading in found if reading.sure or len(axes) == 1]
+    found.sort(key=lambda reading: not reading.strict)  # stable: the first axis goes first
+    if not found:
+        raise Unproven(_why_not(subject, first))
+    best, *others = found
+    either = any(other.strict and other.batch.size == best.batch.size for other in others)
+    return replace_field(best, batch=replace_field(best.batch, either=either))
+
+
+def _main_input(shapes: Sequence[Shape], expected: int | None) -> tuple[int, list[int]]:
+    """Return which tensor is the main input, and which of its axes may be the batch."""
+    sized = [number for number, shape in enumerate(shapes) if shape]
+    fitting = [number for number in sized if expected in shapes[number][:2]]
+    if not sized:
+        raise Unproven("no argument is laid out by examples")
+    main = (fitting or sized)[0]
+    axes = [axis for axis, size in enumerate(shapes[main][:2]) if not fitting or size == expected]
+    if shapes[main][axes[0]] < 2:
+        raise Unproven("a batch of one shows no difference between examples")
+    return main, [axis for axis in axes if shapes[main][axis] > 1]
+
+
+def _of_axis(subject: Subject, first: Trial, shapes: Sequence[Shape], main: int, axis: int) -> Reading | None:
+    """Return the most plausible reading with the batch along an axis of the main input, if any holds."""
+    batch, lenient = Batch(shapes[main][axis], main, axis, shapes[main]), None
+    order = _cycle(batch.size)
+    for axes in islice(_axes(shapes, main, axis), _MOST_READINGS):
+        try:
+            permuted = attempt(subject, partial(_permuted, axes=axes, order=torch.from_numpy(order)))
+        except Unproven:
+            continue  # sizes that only happen to be equal
+        outputs, strict, sure = _permuted_outputs(first.outputs, permuted.outputs, order)
+        if outputs and strict and sure:
+            return Reading(batch, outputs, order, permuted, strict, sure)
+        if outputs and lenient is None:
+            lenient = Reading(batch, outputs, order, permuted, strict, sure)
+    return lenient
+
+
+def _cycle(size: int) -> Owners:
+    """Return an order in which no example stays where it is."""
+    chain = np.random.default_rng(SEED).permutation(size)
+    order = np.empty(size, dtype=np.int64)
+    order[chain] = np.roll(chain, 1)
+    return order
+
+
+def _axes(shapes: Sequence[Shape], main: int, axis: int) -> Iterator[Axes]:
+    """Yield which axes of the arguments may be the batch, the most plausible first."""
+    options = [[axis] if number == main else _options(shape, shapes[main], axis) for number, shape in enumerate(shapes)]
+    usual = tuple(of_tensor[0] for of_tensor in options)
+    yield usual
+    for number, of_tensor in enumerate(options):
+        for other in of_tensor[1:]:
+            yield (*usual[:number], other, *usual[number + 1 :])
+    if sum(len(of_tensor) > 1 for of_tensor in options) > 1:
+        yield tuple(axis if number == main else None for number in range(len(shapes)))
+
+
+def _options(shape: Shape, main: Shape, axis: int) -> list[int | None]:
+    size = main[axis]
+    axes: list[int | None] = [other for other in range(len(shape)) if shape[other] == size]
+    if axis in axes:
+        axes.remove(axis)
+        axes.insert(0, axis)
+    # A square is a mask of time by time rather than a batch, unless the main input is one as well
+    square = len(axes) > 1 and shape[:2] != main[:2]
+    return [None, *axes] if square else [*axes, None]
+
+
+def _permuted(arguments: Any, axes: Axes, order: Tensor) -> Any:
+    numbers = count()
+
+    def permute(tensor: Tensor) -> Tensor:
+        axis = axes[next(numbers)]
+        return tensor if axis is None else tensor.index_select(axis, order.to(tensor.device))
+
+    return replace(arguments, permute)
+
+
+def _permuted_outputs(
+    before: Sequence[Tensor], after: Sequence[Tensor], order: Owners
+) -> tuple[list[OutputAxis], bool, bool]:
+    """Return the outputs that are permuted, whether no other speaks against it, and whether any shows it for sure."""
+    if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
+        return [], False, False
+    found, strict, sure = [], True, False
+    for number, (one, other) in enumerate(zip(before, after, strict=True)):
+        axes = _permuted_axes(number, one.detach(), other.detach(), order)
+        certain = [axis for axis, verdict in axes if verdict is Agreement.YES]
+        if certain or len(axes) == 1:
+            found.append(certain[0] if certain else axes[0][0])
+            sure |= bool(certain)
+        elif not axes and len(order) in one.shape:
+            strict &= _explained(one.detach(), other.detach(), order)
+    return found, strict, sure
+
+
+def _permuted_axes(number: int, before: Tensor, after: Tensor, order: Owners) -> list[tuple[OutputAxis, Agreement]]:
+    """Return the axes along which an output may be permuted."""
+    found: list[tuple[OutputAxis, Agreement]] = []
+    for axis, size in enumerate(before.shape):
+        if size % len(order) or (size > len(order) and axis > 1):
+            continue
+        one, other = (tensor.movedim(axis, 0).reshape(size, -1) for tensor in (before, after))
+        for form, owners in forms((size,), len(order)):
+            origin = origins(owners, order) if form.name in ("axis", "blocks", "cycle") else None
+            verdict = Agreement.NO if origin is None else agreement(one, other, origin)
+            if verdict is not Agreement.NO:
+                found.append((OutputAxis(number, axis, form), verdict))
+                break  # the forms that follow say the same, or fit by chance
+    return found
+
+
+def _explained(before: Tensor, after: Tensor, order: Owners) -> bool:
+    """Return whether an output is the same for all examples, or compares all with all."""
+    whole, flat = np.zeros(1, dtype=np.int64), after.reshape(1, -1)
+    if agreement(before.reshape(1, -1), flat, whole) is not Agreement.NO:
+        return True
+    index = torch.from_numpy(order).to(before.device)
+    axes = [axis for axis, size in enumerate(before.shape) if size == len(order)]
+    crossed = before.index_select(axes[0], index).index_select(axes[-1], index).reshape(1, -1)
+    return len(axes) > 1 and agreement(crossed, flat, whole) is not Agreement.NO
+
+
+def _why_not(subject: Subject, first: Trial) -> str:
+    if not any(output.dim() for output in first.outputs):
+        return "the model returns no tensor that is laid out by examples (a loss only?)"
+    again = attempt(subject).outputs
+    same = len(again) == len(first.outputs) and all(map(torch.equal, first.outputs, again))
+    if not same:
+        return "two equal calls in evaluation mode differ"
+    return "no output is permuted when the examples are"
