@@ -22,6 +22,8 @@ from dualform.attention.index import Index, Sketches
 from dualform.attention.plan import Sources
 from dualform.attention.queries import as_queries, queries_of
 from dualform.attention.spotlight import LayerSpotlight, Spotlight
+from dualform.dual.account import accounted, snapshots_only
+from dualform.dual.account import certify as certify_accounted
 from dualform.dual.certificate import Certificate, verify
 from dualform.dual.coefficients import Ledger
 from dualform.dual.group_weights import GroupWeights, check_memory, groups_of
@@ -34,6 +36,7 @@ from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.kinds import check_kinds, match_modules
 from dualform.slots import By, Selection, View, condition
 from dualform.store import Run, Shard, Where, clean_name, summary, summary_lines
+from dualform.store.coverage import Coverage
 from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
 
@@ -128,6 +131,16 @@ class Memory:
 
     def _folded(self, layer: str, fold: Fold) -> Any:
         return carry_out(Plan(self._sources.view.slots(layer), self._selection, (fold,)))[0]
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which share of the trainable parameters this run holds, and how: `print(memory.coverage)`."""
+        return self._run.coverage
+
+    @property
+    def notes(self) -> list[str]:
+        """What its recorder could not prove, or found not as expected."""
+        return self._run.notes
 
     @property
     def unrecorded(self) -> list[str]:
@@ -245,8 +258,7 @@ class Memory:
         for name, dual in duals.items():
             progress(name)
             weights[name] = dual.group_weights(grouping)
-        assemble = partial(assembled, self._run, self._snapshot)
-        return GroupWeights(Table(grouping.columns), weights, assemble, summed_up=self._is_summed_up())
+        return GroupWeights(Table(grouping.columns), weights, self._assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.
@@ -263,7 +275,28 @@ class Memory:
         if self._is_summed_up():
             for name in self._run.layers:
                 parameters |= self._sum_up(name, start)
-        return assembled(self._run, self._snapshot, model, parameters)
+        if self.note:
+            warnings.warn(self.note, stacklevel=2)
+        return self._assemble(model, parameters)
+
+    def _assemble(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
+        """Copy a model, with these parameters, and with everything else as it was when the view ends."""
+        rest = accounted(self._run, self._snapshot, self._selection.until)
+        return assembled(self._run, self._snapshot, model, {**rest, **parameters})
+
+    @property
+    def note(self) -> str | None:
+        """What in the models of this view is not as it was at its last step; None: nothing, as far as is known."""
+        last = self._snapshot.info.last_step
+        if last == self._selection.until:
+            return None
+        names = snapshots_only(self._run)
+        if not names:
+            return None
+        return (
+            f"at step {self._selection.until:,}, what no layer records and is too large to account for is as it was "
+            f"at step {last:,}: {listing(names, most=5)}"
+        )
 
     @property
     def _snapshot(self) -> Shard:
@@ -290,7 +323,8 @@ class Memory:
             progress: Called with each layer's name as its turn comes.
         """
         if self._certificate is None:
-            self._certificate = verify(self._run, lambda layer: self._sources.duals.of(layer).certify(), progress)
+            certify = lambda layer: self._sources.duals.of(layer).certify()  # noqa: E731
+            self._certificate = verify(self._run, certify, certify_accounted, progress)
         return self._certificate
 
     def _check_layer(self, layer: str) -> None:
@@ -305,6 +339,7 @@ class Memory:
         lines = summary_lines(self._run)
         if self._selection != Selection(self._run.steps):
             lines["view"] = str(self._selection)
+        lines |= {"note": self.note} if self.note else {}
         lines["certificate"] = self._certificate.headline if self._certificate else "not measured yet: verify()"
         return lines
 

@@ -5,6 +5,8 @@ import typer
 from dualform.cli.app import AsJson, Run, app
 from dualform.cli.output import print_json, quiet
 
+_EXIT_CODES = {"not exact": 1, "not certifiable": 3}  # 2 is for a command that cannot be understood
+
 
 @app.command(epilog="Example: dualform info runs/demo")
 def info(run: Run, as_json: AsJson = False) -> None:
@@ -20,7 +22,11 @@ def info(run: Run, as_json: AsJson = False) -> None:
 
 @app.command(epilog="Example: dualform verify runs/demo && echo exact")
 def verify(run: Run, as_json: AsJson = False) -> None:
-    """Read every byte, and measure how exactly the dual form equals the model. Exits with 1 if it is not exact."""
+    """Read every byte, and measure how exactly the dual form equals the model.
+
+    Exits with 0 if it is exact, with 1 if it is not, and with 3 if the run holds nothing that could prove it: keys
+    only, no steps, or weights in a precision that cannot be certified.
+    """
     import dualform
     from dualform import terminal
 
@@ -33,4 +39,4 @@ def verify(run: Run, as_json: AsJson = False) -> None:
     else:
         out.print(*terminal.certificate(certificate), sep="\n")
     if not certificate.ok:
-        raise typer.Exit(1)
+        raise typer.Exit(_EXIT_CODES[certificate.status])

@@ -1,15 +1,19 @@
 """Certify a run: measure the distance between its primal and its dual form."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from dualform.dual.distance import SpanCertificate
+from dualform.dual.moved import moved_parameters
 from dualform.store import Run, Shard
+from dualform.store.coverage import Coverage
 from dualform.store.schema import AUDIT
 from dualform.store.summary import worst_residual
+
+EXACT, NOT_EXACT, NOT_CERTIFIABLE = "exact", "not exact", "not certifiable"
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,12 @@ class LayerCertificate:
 
 @dataclass(frozen=True)
 class Certificate:
-    """Made by `memory.verify()`; `ok` if every layer is within the tolerance of its storage precision."""
+    """Made by `memory.verify()`; `ok` if all that moved is within the tolerance of its storage precision."""
 
     layers: dict[str, LayerCertificate]
+    accounted: LayerCertificate | None  # parameters that no layer uses, replayed; None: there are none
+    moved: Mapping[str, float]  # parameters that no recorded step has moved: by how much of the size they had
+    coverage: Coverage
     tolerance: float
     steps: int
     steps_certified: int
@@ -70,37 +77,64 @@ class Certificate:
     worst_residual: float
     keys_only: bool
     unread: str | None
+    notes: Sequence[str] = ()  # what the recorder had to say
 
     @property
     def ok(self) -> bool:
-        """Whether everything is exact. Keys alone prove nothing, nor do steps that no snapshot follows."""
-        certified = all(layer.ok(self.tolerance) for layer in self.layers.values())
-        return certified and not self.keys_only and not self._no_snapshot and self.unread is None
+        """Whether everything is exact."""
+        return self.status == EXACT
 
     @property
-    def _no_snapshot(self) -> bool:
-        """Whether the recording stopped before a snapshot could be taken after any step."""
-        return self.steps > 0 and self.steps_certified == 0
+    def status(self) -> str:
+        """`"exact"`, `"not exact"`, or `"not certifiable"`: there is nothing that could prove the one or the other."""
+        if self.unread is not None or self.moved or self._failed:
+            return NOT_EXACT
+        return NOT_CERTIFIABLE if self._obstacle else EXACT
+
+    @property
+    def _obstacle(self) -> str | None:
+        """Why there is nothing to measure; None: there is."""
+        if not self.steps:
+            return "no step was recorded"
+        if self.keys_only:
+            return "keys only"
+        if not self.steps_certified:
+            return f"no snapshot was taken after any of {self.steps:,} steps"
+        return None
+
+    @property
+    def _certificates(self) -> list[LayerCertificate]:
+        return [*self.layers.values(), *([self.accounted] if self.accounted else [])]
+
+    @property
+    def _failed(self) -> list[SpanCertificate]:
+        return [span for certificate in self._certificates for span in certificate.failed(self.tolerance)]
 
     @property
     def relative_error(self) -> float:
         """The largest of all layers."""
-        return max((layer.relative_error for layer in self.layers.values()), default=0.0)
+        return max((certificate.relative_error for certificate in self._certificates), default=0.0)
 
     @property
     def headline(self) -> str:
-        """The result in one line."""
-        if self.keys_only:
-            return "not available: keys only"
-        if self._no_snapshot:
-            return f"not available: no snapshot was taken after any of {self.steps:,} steps"
-        if not self.ok:
-            failed = [span for layer in self.layers.values() for span in layer.failed(self.tolerance)]
-            if not failed:
-                return "NOT EXACT: not all of the run could be read"
-            worst = max(failed, key=lambda span: span.relative_error)
+        """The result in one line, and how much of the model it is about."""
+        return f"{self._result}; {self.coverage}"
+
+    @property
+    def _result(self) -> str:
+        if self.moved:
+            name, distance = max(self.moved.items(), key=lambda item: item[1])
+            others = f", and {len(self.moved) - 1} more" if len(self.moved) > 1 else ""
+            steps = "no step was recorded" if not self.steps else "not by a recorded step"
+            return f"NOT EXACT: {name!r} moved by {distance:.1e} of its size{others}, and {steps}"
+        if self._failed:
+            worst = max(self._failed, key=lambda span: span.relative_error)
             where = f"steps {worst.first_step:,} to {worst.last_step:,} (tolerance {self.tolerance:.0e})"
             return f"NOT EXACT: dual and primal differ by {worst.relative_error:.1e} in {where}"
+        if self.unread is not None:
+            return "NOT EXACT: not all of the run could be read"
+        if self._obstacle:
+            return f"NOT CERTIFIABLE: {self._obstacle}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
         return f"dual = primal to {self.relative_error:.1e} ({within})"
 
@@ -108,10 +142,15 @@ class Certificate:
         """Return the certificate as data."""
         return {
             "ok": self.ok,
+            "status": self.status,
             "headline": self.headline,
             "relative_error": None if self.keys_only else self.relative_error,
             "tolerance": self.tolerance,
             "layers": {name: layer.to_dict(self.tolerance) for name, layer in self.layers.items()},
+            "accounted": self.accounted.to_dict(self.tolerance) if self.accounted else None,
+            "moved": dict(self.moved),
+            "coverage": self.coverage.to_dict(),
+            "notes": list(self.notes),
             "steps": self.steps,
             "steps_certified": self.steps_certified,
             "steps_audited": self.steps_audited,
@@ -122,7 +161,8 @@ class Certificate:
 
     def __str__(self) -> str:
         lines = [self.headline]
-        for name, layer in self.layers.items():
+        accounted = {"accounted for": self.accounted} if self.accounted else {}
+        for name, layer in {**self.layers, **accounted}.items():
             mark = "ok" if layer.ok(self.tolerance) else "NOT EXACT"
             lines.append(f"  {name}: relative error {layer.relative_error:.1e}  {mark}")
             parameters = layer.to_dict(self.tolerance)["parameters"]
@@ -131,6 +171,10 @@ class Certificate:
             f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
             f"recording (residual {self.worst_residual:.1e} at worst)"
         )
+        lines += [
+            f"  {name}: moved by {share:.1e} of its size, not by a recorded step" for name, share in self.moved.items()
+        ]
+        lines += [f"  note: {note}" for note in self.notes]
         return "\n".join([*lines, *([f"  not read: {self.unread}"] if self.unread else [])])
 
     __repr__ = __str__
@@ -140,18 +184,24 @@ class Certificate:
 
 
 def verify(
-    run: Run, certify: Callable[[str], LayerCertificate], progress: Callable[[str], None] = lambda layer: None
+    run: Run,
+    certify: Callable[[str], LayerCertificate],
+    accounted: Callable[[Run], LayerCertificate | None],
+    progress: Callable[[str], None] = lambda layer: None,
 ) -> Certificate:
     """Read every byte of a run, and certify it layer by layer; `progress` is called with each layer's name."""
     for shard in run.shards:
         shard.check()
     storage = run.manifest.storage
     layers: dict[str, LayerCertificate] = {}
-    for name in run.layers if storage.values else ():
+    for name in run.layers if storage.values and run.steps else ():
         progress(name)
         layers[name] = certify(name)
     return Certificate(
         layers=layers,
+        accounted=accounted(run) if storage.values else None,
+        moved=moved_parameters(run),
+        coverage=run.coverage,
         tolerance=storage.precision.tolerance,
         steps=run.steps,
         steps_certified=run.snapshot(run.steps).info.last_step,
@@ -159,6 +209,7 @@ def verify(
         worst_residual=worst_residual(run),
         keys_only=not storage.values,
         unread=run.unread,
+        notes=run.notes,
     )
 
 

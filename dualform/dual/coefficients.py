@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from dualform.algebra import Rule, coefficients, rule_named
 from dualform.errors import NotRecorded, RunError, listing
 from dualform.slots.blocks import Block, keys_only
-from dualform.store import Layer, Run, Use
+from dualform.store import Layer, Parameter, Run, Use
 from dualform.store.schema import MANIFEST
 
 Array = NDArray[np.float64]
@@ -22,13 +22,17 @@ def rule_of(run: Run, layer: Layer) -> Rule:
     """Return the algebra of the optimiser that trained a layer: one for all its parameters."""
     if not run.manifest.storage.values:
         raise NotRecorded(f"{keys_only(run)}: no coefficients")
-    number = layer.trained[0].parameter.optimizer
-    assert number is not None
-    optimizer = run.manifest.optimizers[number]
+    return parameter_rule(run, layer.trained[0].parameter)
+
+
+def parameter_rule(run: Run, parameter: Parameter) -> Rule:
+    """Return the algebra of the optimiser that trained a parameter."""
+    assert parameter.optimizer is not None
+    optimizer = run.manifest.optimizers[parameter.optimizer]
     rule = rule_named(optimizer.kind)
     if rule is None or rule.columns != optimizer.columns:
         raise RunError(
-            f"{run.backend.describe(MANIFEST)} says that layer {layer.name!r} was trained by {optimizer.kind!r} with "
+            f"{run.backend.describe(MANIFEST)} says that {parameter.name!r} was trained by {optimizer.kind!r} with "
             f"{listing(optimizer.columns)}: this dualform does not know it, upgrade with pip install --upgrade "
             "dualform, or register it first"
         )

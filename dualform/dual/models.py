@@ -18,7 +18,7 @@ def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[s
     match_modules(model, run.layers)
     state = {}
     for prefix in (STATE_PARAMETERS, STATE_BUFFERS):
-        for name in snapshot.names(prefix):
+        for name in snapshot.snapshot_names(prefix):
             state[name.removeprefix(prefix)] = stored_tensor(snapshot, name)
     state |= {name: tensor.to(state[name].dtype) for name, tensor in parameters.items()}
     result = copy.deepcopy(model)

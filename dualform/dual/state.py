@@ -11,9 +11,13 @@ from dualform.store.schema import optimizer_tensor, state_tensor
 
 def stored_tensor(shard: Shard, name: str) -> Tensor:
     """Return a tensor of a shard's state, in the precision it had."""
-    bits = np.array(shard[name])
-    tensor = torch.from_numpy(bits)
-    return tensor.view(torch.bfloat16) if bits.dtype == np.uint16 else tensor  # numpy does not know bfloat16
+    return stored_rows(shard.snapshot_holder(name), name)
+
+
+def stored_rows(shard: Shard, name: str) -> Tensor:
+    """Return a tensor of a shard that has a row for each of its steps, in the precision it had."""
+    tensor = torch.from_numpy(np.array(shard[name]))
+    return tensor.view(torch.bfloat16) if tensor.dtype == torch.uint16 else tensor  # numpy does not know bfloat16
 
 
 def stored_parameter(shard: Shard, parameter: Parameter) -> Tensor:

@@ -10,6 +10,7 @@
 One file each, and that is all it takes: nothing outside of this room asks which kind a layer is.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -112,7 +113,10 @@ class Kind(ABC):
             if on_errors is not None and output.requires_grad:
                 output.register_hook(on_errors)
 
-        return module.register_forward_hook(ModuleHook(on_forward, lasting=lasting), with_kwargs=True)
+        hook: Callable[..., None] = on_forward
+        if lasting or "torch._dynamo" in sys.modules:  # to import the compiler for nothing would take seconds
+            hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
+        return module.register_forward_hook(ModuleHook(hook), with_kwargs=True)
 
     def leading(self, inputs: Tensor) -> tuple[int, ...]:
         """Return the dimensions of a module's input that its rows are spread over."""

@@ -8,7 +8,7 @@ A run needs a megabyte a step, keeps it for a chapter, and then needs it no more
 serve the next but one.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from itertools import count
 from operator import attrgetter
@@ -28,6 +28,9 @@ from dualform.store.codec.float16 import TORCH, pack, unpack
 
 _BLOCK_BYTES = 8 << 20
 _PIECES = 16  # cut at once
+# Passes wait for a step. One that comes after more than so many is not to be expected,
+_MAX_PASSES = 1024
+_MAX_WAITING_BYTES, _MIN_PASSES = 512 << 20, 64  # nor after so many bytes, unless they are of few passes
 
 
 # Named tuples, because dozens of them are made in every step, and frozen dataclasses are slow to make.
@@ -60,6 +63,10 @@ class Capture(NamedTuple):
     leading: tuple[int, ...]  # dimensions of the keys before the last
     may_repeat: bool  # the key does not depend on anything trained: it may come again
 
+    @property
+    def nbytes(self) -> int:
+        return self.keys.rows.nbytes + self.values.rows.nbytes
+
 
 class Pass(NamedTuple):
     """All calls of a layer in one backward pass, in the order they were made."""
@@ -76,20 +83,32 @@ class Captures:
     """Collects captures while its hooks are on; `take` hands a layer's passes over."""
 
     def __init__(
-        self, layers: Sequence[RecordedLayer], storage: Storage, arena: "Arena", provenance: Provenance
+        self,
+        layers: Sequence[RecordedLayer],
+        storage: Storage,
+        arena: "Arena",
+        provenance: Provenance,
+        on_drop: Callable[[Sequence[str], int], None],
     ) -> None:
-        self._storage, self._arena, self._provenance = storage, arena, provenance
+        self._storage, self._arena, self._provenance, self._on_drop = storage, arena, provenance, on_drop
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._open = True
-        self._handles: list[RemovableHandle] = [
-            layer.kind.add_hooks(layer.module, layer.description, self._on_keys(layer), lasting=True)
-            for layer in layers
-        ]
+        self._passes: Counter[str] = Counter()  # that wait, by layer
+        self._dropped = 0
+        self._handles: list[RemovableHandle] = []
+        try:
+            for layer in layers:
+                add_hooks, on_keys = layer.kind.add_hooks, self._on_keys(layer)
+                self._handles.append(add_hooks(layer.module, layer.description, on_keys, lasting=True))
+        except BaseException:  # a module may refuse hooks
+            self.close()
+            raise
 
     def take(self, layer: str) -> dict[int, Pass]:
         """Return the backward passes through a layer since the last call, by number, in order."""
         captures = self._waiting.pop(layer, [])
+        self._passes.pop(layer, None)
         if len(captures) == 1:  # as nearly always
             return {captures[0].backward: Pass(captures)}
         passes: dict[int, list[Capture]] = defaultdict(list)
@@ -101,6 +120,36 @@ class Captures:
     def waiting(self) -> bool:
         """Whether there are passes that no step has taken yet."""
         return any(self._waiting.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows that wait."""
+        return sum(capture.nbytes for captures in self._waiting.values() for capture in captures)
+
+    @property
+    def passes(self) -> int:
+        """How many passes no step has taken, through the layer with most of them; dropped ones count."""
+        return self._dropped + max(self._passes.values(), default=0)
+
+    def _add(self, layer: str, capture: Capture) -> None:
+        waiting = self._waiting[layer]
+        new_pass = not waiting or waiting[-1].backward != capture.backward
+        waiting.append(capture)
+        if not new_pass:
+            return
+        self._passes[layer] += 1
+        passes = self._passes[layer]
+        if passes > _MAX_PASSES or (passes % _MIN_PASSES == 0 and self.nbytes > _MAX_WAITING_BYTES):
+            self._drop(passes)
+
+    def _drop(self, passes: int) -> None:
+        """Let go of passes that have waited for long: the optimiser of their layers is not stepped."""
+        idle = [layer for layer, number in self._passes.items() if number >= _MIN_PASSES]
+        for layer in idle:
+            self.take(layer)
+        self._dropped += passes
+        self._arena.hand_over()  # to nobody: what others do not need is freed
+        self._on_drop(idle, passes)
 
     def close(self) -> None:
         self._open = False
@@ -139,7 +188,7 @@ class Captures:
                     leading=leading,
                     may_repeat=kind.may_repeat and not inputs.requires_grad,
                 )
-                self._waiting[name].append(capture)
+                self._add(name, capture)
 
             return on_errors
 

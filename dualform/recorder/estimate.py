@@ -1,9 +1,9 @@
 """Estimate how many bytes a run will take, and decide how long its chapters are."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dualform.store import Column, Manifest
+from dualform.recorder.snapshot import State
+from dualform.store import Manifest
 
 _MIN_BYTES, _MAX_BYTES = 32 << 20, 256 << 20  # of a chapter
 
@@ -24,16 +24,17 @@ class Estimate:
         return f"{self.nbytes / 1e9:.2f} GB"
 
 
-def chapter_bytes(state: Mapping[str, Column]) -> int:
+def chapter_bytes(trained: State) -> int:
     """Return the length of a chapter: the snapshot at its end is a few per cent of it, and two fit into memory."""
-    return min(max(40 * _nbytes(state), _MIN_BYTES), _MAX_BYTES)
+    return min(max(40 * _nbytes(trained), _MIN_BYTES), _MAX_BYTES)
 
 
-def estimate(manifest: Manifest, state: Mapping[str, Column], steps: int, batch: int) -> Estimate:
+def estimate(manifest: Manifest, state: State, trained: State, steps: int, batch: int) -> Estimate:
+    """Estimate a run, given its first snapshot and what of it will be in all others."""
     layers = {layer.name: manifest.storage.slot_nbytes(layer) * steps * batch for layer in manifest.layers}
-    chapters = 2 + sum(layers.values()) // chapter_bytes(state)
-    return Estimate(layers, chapters * _nbytes(state))
+    later = 1 + sum(layers.values()) // chapter_bytes(trained)
+    return Estimate(layers, _nbytes(state) + later * _nbytes(trained))
 
 
-def _nbytes(state: Mapping[str, Column]) -> int:
+def _nbytes(state: State) -> int:
     return sum(column.nbytes for column in state.values())

@@ -22,6 +22,7 @@ from dualform.errors import RecordingError
 from dualform.recorder.captures import Capture, Pass
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.plan import RecordedOptimizer
+from dualform.store.chapter import Accounts
 
 # What rounding may leave over, elementwise: SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
@@ -83,6 +84,7 @@ class StepEvidence(NamedTuple):
 
     lines: Lines  # of the optimiser's parameters: whether each was stepped, then the optimiser's columns
     layers: Sequence[LayerEvidence]  # those that have gradients
+    accounts: Accounts  # of what no layer uses
 
 
 def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:
@@ -156,7 +158,7 @@ class PendingSteps:
         self._steps.append(step)
         passes = (of_pass for layer in step.layers for of_pass in layer.passes.values())
         captures = (capture for of_pass in passes for capture in of_pass.captures)
-        self._nbytes += sum(capture.keys.rows.nbytes + capture.values.rows.nbytes for capture in captures)
+        self._nbytes += sum(capture.nbytes for capture in captures)
         waiting = len(self._steps)
         first = not self._wait or self._taken + waiting <= _FIRST_STEPS
         full = waiting >= _MAX_STEPS or self._nbytes >= _MAX_BYTES

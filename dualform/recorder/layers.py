@@ -15,6 +15,8 @@ from dualform.kinds import Candidate, Kind, Probe, candidates
 from dualform.store import Layer, Parameter, Storage, Use, clean_name
 
 SEED = 20220211  # any number will do, as long as it stays the same
+FROZEN = "its weight is frozen"
+Names = str | Iterable[str]  # a name, a pattern, or several
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -40,7 +42,7 @@ class RecordedLayer:
 
 
 def choose_layers(
-    model: nn.Module, optimizers: Sequence[Optimizer], layers: str | Iterable[str], storage: Storage
+    model: nn.Module, optimizers: Sequence[Optimizer], layers: Names, exclude: Names, storage: Storage
 ) -> tuple[tuple[RecordedLayer, ...], dict[str, str]]:
     """Return the layers to record, and those that "*" has to leave out, with the reason.
 
@@ -52,27 +54,35 @@ def choose_layers(
                 f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
                 "Record the plain model in one process"
             )
-    owners = _owners(model, optimizers)
+    owners = owners_of(model, optimizers)
     known = {candidate.name: candidate for candidate in candidates(model)}
-    patterns = [layers] if isinstance(layers, str) else list(layers)
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in known):
-            raise UnknownName("linear layer", pattern, known)
-    wanted = [name for name in known if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
+    wanted = [name for name in known if name not in excluded and any(name in names for names in named.values())]
     reasons = {name: _obstacle(model, known[name], owners, storage) for name in wanted}
     for name in wanted:
-        if name in patterns and reasons[name]:
+        if name in named and reasons[name]:
             raise RecordingError(f"layer {name!r} cannot be recorded: {reasons[name]}")
     # Random numbers of its own: recording must not change the user's. The same for every run: one that
     # was interrupted must measure what an uninterrupted one would.
     generator = torch.Generator().manual_seed(SEED)
     chosen = tuple(_describe(known[name], owners, generator) for name in wanted if not reasons[name])
     if not chosen:
-        raise RecordingError(f"no layer of this model can be recorded: {reasons or 'it has no nn.Linear'}")
+        why = reasons or ("all that are asked for are excluded" if known else "it has no nn.Linear")
+        raise RecordingError(f"no layer of this model can be recorded: {why}")
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
-def _owners(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
+def _fitting(patterns: Names, known: Iterable[str]) -> dict[str, set[str]]:
+    """Return the names that each pattern fits; raise for one that fits none."""
+    fitting = {}
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        fitting[pattern] = {name for name in known if fnmatchcase(name, pattern)}
+        if not fitting[pattern]:
+            raise UnknownName("linear layer", pattern, known)
+    return fitting
+
+
+def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
     """Return the number of the optimiser that steps each parameter, by the parameter's id."""
     names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
     owners: dict[int, int] = {}
@@ -103,7 +113,7 @@ def _obstacle(model: nn.Module, candidate: Candidate, owners: dict[int, int], st
     if isinstance(weight, nn.parameter.UninitializedParameter):
         return "it has no shape yet; run the model once before recording"
     if not weight.requires_grad:
-        return "its weight is frozen"
+        return FROZEN
     if id(weight) not in owners:
         return "its weight is not in the optimiser"
     uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())

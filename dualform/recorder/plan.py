@@ -1,17 +1,18 @@
 """Decide once what a recording will do, and pass it on: which layers, by which optimisers, stored how.
 
-    plan = make_plan(model, [optimizer], "*", Storage(), about={})
+    plan = make_plan(model, [optimizer], "*", (), Storage(), about={})
     plan.layers[0].name, plan.optimizers[0].rule, plan.manifest
 
 Nothing of a plan changes while it is carried out, and making one does not touch the model.
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from inspect import unwrap
+from math import prod
 from secrets import token_hex
 from typing import Any
 
@@ -21,11 +22,17 @@ from torch.optim import Optimizer
 
 from dualform.algebra import RULES, Rule, known, known_as, registered_base, registered_name
 from dualform.errors import RecordingError
-from dualform.recorder.layers import RecordedLayer, choose_layers
-from dualform.recorder.snapshot import snapshot
-from dualform.store import Column, Manifest, Storage
+from dualform.kinds import candidates
+from dualform.recorder.budget import within_budget
+from dualform.recorder.layers import Names, RecordedLayer, choose_layers, owners_of
+from dualform.recorder.rest import other_parameters, skipped_modules
+from dualform.recorder.snapshot import Snapshots
+from dualform.store import Manifest, Parameter, Storage
 from dualform.store import Optimizer as Description
+from dualform.store.coverage import SNAPSHOTS_ONLY, Coverage, coverage
 
+_MAX_MISSED = 8  # layers that a warning names
+_BYTES = 4  # of a number, as nearly all models have them
 _REMEDY = "Pass values=False to record keys only: attention weights work, outputs do not"
 
 
@@ -49,34 +56,63 @@ class RecordingPlan:
     manifest: Manifest
     provenance: bool = True  # whether to prove whose rows are
 
+    @cached_property
+    def coverage(self) -> Coverage:
+        """What will be covered, as far as can be said before the first step shows how much room there is."""
+        trained = (other.parameter for other in self.manifest.others if self.storage.values)
+        sizes = {p.name: prod(p.shape) * _BYTES for p in trained if p.optimizer is not None}
+        return coverage(self.manifest, within_budget(sizes))
+
+    @property
+    def missed(self) -> str:
+        """Layers that might be expected to be recorded, and whatever is known by snapshots only; empty: there is none.
+
+        Norms and biases that are accounted for are in the coverage, and need no warning.
+        """
+        unknown = self.coverage.parameters(SNAPSHOTS_ONLY)
+        layers = {candidate.name for candidate in candidates(self.model)}
+        names = [n for n in self.skipped if n in layers or any(f"{u}.".startswith(f"{n}.") for u in unknown)]
+        shown = "; ".join(f"{name}: {self.skipped[name]}" for name in names[:_MAX_MISSED])
+        more = f"; and {len(names) - _MAX_MISSED} more (recorder.skipped)" if len(names) > _MAX_MISSED else ""
+        return f"{shown}{more}. {self.coverage}" if names else ""
+
     @property
     def storage(self) -> Storage:
         return self.manifest.storage
 
     @cached_property
     def idle_lines(self) -> dict[str, tuple[float, ...]]:
-        """The ledger lines of a step in which no parameter is stepped."""
-        return {
-            parameter.name: (0.0,) * (1 + len(self.manifest.optimizers[parameter.optimizer].columns))
-            for parameter in self.manifest.parameters
-            if parameter.optimizer is not None
-        }
+        """The ledger lines of a step in which no parameter of a layer is stepped."""
+        used = (parameter for parameter in self.manifest.parameters if parameter.trained)
+        return {parameter.name: self._idle_line(parameter) for parameter in used}
 
-    def state(self) -> dict[str, Column]:
-        """Copy the model and the optimisers as they are now."""
-        return snapshot(self.model, [stepped.optimizer for stepped in self.optimizers])
+    @cached_property
+    def other_idle_lines(self) -> dict[str, tuple[float, ...]]:
+        """And those of parameters that no layer uses."""
+        others = (other.parameter for other in self.manifest.others)
+        return {parameter.name: self._idle_line(parameter) for parameter in others if parameter.trained}
+
+    def _idle_line(self, parameter: Parameter) -> tuple[float, ...]:
+        assert parameter.optimizer is not None
+        return (0.0,) * (1 + len(self.manifest.optimizers[parameter.optimizer].columns))
+
+    def snapshots(self) -> Snapshots:
+        """Return what copies the model and the optimisers."""
+        return Snapshots(self.model, [stepped.optimizer for stepped in self.optimizers])
 
 
 def make_plan(
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    layers: str | Iterable[str],
+    layers: Names,
+    exclude: Names,
     storage: Storage,
     about: Mapping[str, Any],
     provenance: bool = True,
 ) -> RecordingPlan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
-    chosen, skipped = choose_layers(model, optimizers, layers, storage)
+    chosen, obstacles = choose_layers(model, optimizers, layers, exclude, storage)
+    others = other_parameters(model, owners_of(model, optimizers), chosen, obstacles)
     rules = [registered_rule(optimizer) if storage.values else None for optimizer in optimizers]
     manifest = Manifest(
         run=token_hex(8),
@@ -91,12 +127,14 @@ def make_plan(
         ),
         layers=tuple(layer.description for layer in chosen),
         about=dict(about),
+        others=others,
+        frozen_numbers=sum(p.numel() for p in model.parameters() if not p.requires_grad),
     )
     recorded = tuple(
         RecordedOptimizer(optimizer, rule, tuple(layer for layer in chosen if layer.optimizer == index))
         for index, (optimizer, rule) in enumerate(zip(optimizers, rules, strict=True))
     )
-    return RecordingPlan(model, recorded, chosen, skipped, manifest, provenance)
+    return RecordingPlan(model, recorded, chosen, skipped_modules(obstacles, others), manifest, provenance)
 
 
 def registered_rule(optimizer: Optimizer) -> Rule:

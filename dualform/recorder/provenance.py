@@ -1,6 +1,6 @@
 """Know whose the rows of each recorded layer are, call by call.
 
-    provenance = Provenance(layers, notes, enabled=True)
+    provenance = Provenance(layers, note, enabled=True)
     provenance.add_hooks(model)
     provenance.tag(tags)                                # what the user says, before a forward pass or right after it
     call, number = provenance.place(layer, ...)         # which call a layer is called in, and for which time
@@ -109,9 +109,9 @@ def choose_tags(calls: Iterable[Call], step: int) -> dict[Call, Tags]:
 class Provenance:
     """What is known of calls; `add_hooks` follows them until `close`."""
 
-    def __init__(self, layers: Sequence[RecordedLayer], notes: list[str], enabled: bool) -> None:
+    def __init__(self, layers: Sequence[RecordedLayer], note: Callable[[str], None], enabled: bool) -> None:
         self.tags = NO_TAGS  # in force
-        self._layers, self._notes, self._enabled = layers, notes, enabled
+        self._layers, self._note, self._enabled = layers, note, enabled
         self._numbers = count()
         self._depth = 0
         self._graded = True  # where the innermost module was called
@@ -126,7 +126,7 @@ class Provenance:
     def add_hooks(self, model: nn.Module) -> None:
         """Begin to count; to be called when layers have their own hooks, since a call ends after these."""
         recorded = {id(layer.module) for layer in self._layers}
-        enter, leave = (ModuleHook(hook, lasting=True) for hook in (self._enter, self._leave))
+        enter, leave = (ModuleHook(torch.compiler.disable(hook)) for hook in (self._enter, self._leave))
         for module in model.modules():
             if any(id(part) in recorded for part in module.modules()):
                 # Ahead of the user's own hooks, which may change the arguments, and will do so in the experiment
@@ -289,10 +289,6 @@ class Provenance:
             yield
         finally:
             self._experimenting = False
-
-    def _note(self, note: str) -> None:
-        if note not in self._notes:
-            self._notes.append(note)
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

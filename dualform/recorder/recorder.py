@@ -11,7 +11,7 @@ A step is one call of an optimiser's `step`. This is the user's side; session.py
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,10 +21,12 @@ from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
 from dualform.recorder.estimate import Estimate, estimate
+from dualform.recorder.layers import Names
 from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Backend, Storage, Where
+from dualform.store.coverage import Coverage
 from dualform.store.schema import PRECISIONS
 from dualform.strict_json import parse
 
@@ -44,14 +46,22 @@ class Recorder:
         return [layer.name for layer in self._plan.layers]
 
     @property
-    def steps(self) -> int:
-        """How many steps were recorded so far."""
-        return (self._resume or 0) if self._session is None else self._session.steps
+    def coverage(self) -> Coverage:
+        """Which share of the trainable parameters is recorded, and why not more: `print(recorder.coverage)`.
+
+        Before the first step, what will be accounted for is an estimate.
+        """
+        return self._plan.coverage if self._session is None else self._session.coverage
 
     @property
     def notes(self) -> list[str]:
-        """What is worth knowing of the recording so far, such as what could not be proven of tags."""
-        return [] if self._session is None else self._session.notes
+        """What could not be proven, or was not as expected, each once."""
+        return [] if self._session is None else list(self._session.notes)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were recorded so far."""
+        return (self._resume or 0) if self._session is None else self._session.steps
 
     def tag(self, **columns: Any) -> None:
         """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
@@ -65,7 +75,7 @@ class Recorder:
                 table do, have no tag but scalars.
         """
         session = self._session
-        if session is None or session.failure is not None:
+        if session is None or session.closed or session.failure is not None:
             raise self._not_running()
         session.provenance.tag(Tags(columns))
 
@@ -76,7 +86,9 @@ class Recorder:
             steps: How many steps will be recorded.
             batch: How many slots go through each layer in a step.
         """
-        return estimate(self._plan.manifest, self._plan.state(), steps, batch)
+        snapshots = self._plan.snapshots()
+        state = snapshots.whole()
+        return estimate(self._plan.manifest, state, snapshots.trained(state), steps, batch)
 
     def sync(self) -> int:
         """Write everything so far to the disk, where a checkpoint is saved.
@@ -85,29 +97,36 @@ class Recorder:
             The number of steps on the disk, to be passed as `resume` to go on from this checkpoint.
         """
         session = self._session
-        if session is None or session.failure is not None:
+        if session is None or session.closed or session.failure is not None:
             raise self._not_running()
         session.sync()
         return session.steps
 
-    def _not_running(self) -> RecordingError:
-        if self._session is None:
-            return RecordingError("the recorder is not on: use it in a with block")
-        return self._session.stop_error()
+    def start(self) -> Self:
+        """Begin to record, where a `with` block does not fit: `recorder = dualform.record(...).start()`.
 
-    def __enter__(self) -> Self:
+        Call `stop` at the end. What was synced, or written in the background, is kept in any case.
+        """
         if self._session is not None:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
-        if self.skipped:  # before any hook is on: a warning may be an error
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in self.skipped.items())
-            warnings.warn(f"dualform does not record {reasons}", stacklevel=2)
+        if self._plan.missed:  # before any hook is on: a warning may be an error
+            warnings.warn(f"dualform does not record {self._plan.missed}", stacklevel=2)
         self._session = Session(self._plan, self.path, self._overwrite, self._resume)
         return self
+
+    __enter__ = start  # itself and not a call of it, so that a warning names the user's line
+
+    def stop(self) -> None:
+        """Take the hooks off and end the run, as the end of a `with` block does. To stop twice does no harm."""
+        self.__exit__(None, None, None)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._session is not None
+        if self._session is None:
+            raise self._not_running()
+        if self._session.closed:
+            return
         try:
             self._session.close(kind)
         except DualformError as trouble:
@@ -115,13 +134,19 @@ class Recorder:
                 raise
             error.add_note(f"dualform could not keep the last steps: {trouble}")
 
+    def _not_running(self) -> RecordingError:
+        if self._session is None:
+            return RecordingError("the recorder is not on: use it in a with block, or call start() first")
+        return self._session.stop_error()
+
 
 def record(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
     path: Where,
     *,
-    layers: str | Iterable[str] = "*",
+    layers: Names = "*",
+    exclude: Names = (),
     dtype: str | None = None,
     values: bool = True,
     merge: str | None = None,
@@ -144,6 +169,7 @@ def record(
         path: The run's directory, or a backend such as `dualform.store.InMemory()`.
         layers: A name, a pattern such as `encoder.*`, or a list of them; what `*` has to leave out is in
             `recorder.skipped`.
+        exclude: Likewise, which of these to leave out, such as "*.wpe".
         dtype: The precision of stored keys and values: "float16" (rows scaled by powers of two), "float32" or
             "float64". None is "float16", but "float32" for values of optimisers that divide elementwise, such as
             Adam, which magnify rounding.
@@ -153,7 +179,7 @@ def record(
             as they come. That takes a small part of the bytes, and is exact for `top(per="position")` and
             `total(by="position")`, but for nothing else. Sums are in memory until `recorder.sync()` or the end of the
             block.
-        overwrite: True to replace a run that exists.
+        overwrite: True to replace a run that exists. One in which no step was recorded is replaced in any case.
         resume: A step at which `recorder.sync()` was called: the run goes on from there. Restore the model and the
             optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
             `overwrite` is ignored.
@@ -164,7 +190,7 @@ def record(
             could not be proven is in `recorder.notes`.
 
     Returns:
-        The recorder, to be used in a `with` block.
+        The recorder, to be used in a `with` block, or with `start` and `stop`.
     """
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
     values = values and merge is None
@@ -179,4 +205,5 @@ def record(
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
     where = path if isinstance(path, Backend) else Path(path)
-    return Recorder(make_plan(model, optimizers, layers, storage, about or {}, provenance), where, overwrite, resume)
+    plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
+    return Recorder(plan, where, overwrite, resume)

@@ -68,7 +68,9 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
     rows: dict[str, list[Rows]] = {}
     for used in passes:
         rows.setdefault(used.layer, []).append(_as_rows(used, plan.storage))
-    return StepRecord({**plan.idle_lines, **step.evidence.lines}, residual, rows)
+    accounts = step.evidence.accounts
+    idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
+    return StepRecord({**plan.idle_lines, **idle, **step.evidence.lines}, residual, rows, accounts)
 
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:

@@ -5,7 +5,7 @@ little off, and so would a momentum that was forgotten.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,16 @@ Array = NDArray[Any]
 _COMPARED = ("parameters/", "optimizers/")  # buffers are in no dual form, and any forward pass may change them
 
 
-def resume_run(
-    where: Where, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int
-) -> tuple[RunWriter, dict[str, str] | None]:
-    """Return a writer that continues after a step, and the kinds of the tags so far; drop nothing unless all fits."""
+class Resumed(NamedTuple):
+    """A run that goes on."""
+
+    writer: RunWriter
+    tag_kinds: dict[str, str] | None
+    accounted: frozenset[str] | None  # parameters that are accounted for; None: there was no step yet
+
+
+def resume_run(where: Where, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int) -> Resumed:
+    """Return a writer that continues after a step, and what was decided so far; drop nothing unless all fits."""
     resumption = Resumption(where, step)
     run, backend = resumption.run, resumption.run.backend
     try:
@@ -35,7 +41,7 @@ def resume_run(
         _check_restored(resumption.snapshot, state, manifest, backend.describe())
         writer = RunWriter(backend, run.manifest, resumption.lock, chapter_bytes, resumption.kept)  # reads their keys
         resumption.cut()
-        return writer, resumption.kinds
+        return Resumed(writer, resumption.kinds, run.accounted if step else None)
     except BaseException:
         resumption.lock.release()
         raise
@@ -47,8 +53,11 @@ def _words(what: Any) -> str:
 
 def _check_restored(snapshot: Shard, state: Mapping[str, Column], manifest: Manifest, where: str) -> None:
     """Compare a model and its optimisers with how the run left them; raise with the layer and the distance."""
-    short = {name.removeprefix(STATE): name for name in snapshot.names(STATE)}
-    stored = {s: (snapshot.dtype(name), snapshot[name]) for s, name in short.items() if s.startswith(_COMPARED)}
+    stored = {}
+    for name in snapshot.snapshot_names(STATE):
+        if name.removeprefix(STATE).startswith(_COMPARED):
+            holder = snapshot.snapshot_holder(name)
+            stored[name.removeprefix(STATE)] = holder.dtype(name), holder[name]
     restored = {
         name: (column.dtype_code, column.blocks[0]) for name, column in state.items() if name.startswith(_COMPARED)
     }

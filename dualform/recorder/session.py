@@ -7,6 +7,7 @@ with a loop is mostly so from the start, later ones a few at a time.
     hooks -> captures -> step evidence -> audited step -> chapter
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
@@ -17,7 +18,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError
+from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, listing
+from dualform.kinds.hook import ModuleHook
+from dualform.recorder.account import Account
 from dualform.recorder.audit import audit
 from dualform.recorder.captures import Arena, Captures
 from dualform.recorder.estimate import chapter_bytes
@@ -36,7 +39,9 @@ from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.provenance import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
+from dualform.recorder.snapshot import State
 from dualform.store import RunWriter, Where
+from dualform.store.coverage import Coverage, coverage
 
 
 class BeforeStep(NamedTuple):
@@ -55,13 +60,12 @@ class Session:
     def __init__(self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None) -> None:
         self._plan = plan
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
-        state = plan.state()
-        if resume is None:
-            self.writer = RunWriter.begin(where, plan.manifest, state, chapter_bytes(state), overwrite)
-        else:
-            self.writer, self._tag_kinds = resume_run(where, resume, plan.manifest, state, chapter_bytes(state))
-        self.notes: list[str] = []  # what the user should know, and nothing fails for
+        self._snapshots = plan.snapshots()
+        self._before_load: State | None = None  # the state after the last step, if other weights were loaded since
+        self.notes: list[str] = []
+        self._told_of_drops = False
         self.failure: BaseException | None = None
+        self.closed = False
         self._steps_taken = self._steps_audited = resume or 0
         self._before = _NOTHING_READ
         self._stepping = False
@@ -69,14 +73,41 @@ class Session:
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
-        self.provenance = Provenance(plan.layers, self.notes, plan.provenance)
-        self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance)
-        self.provenance.add_hooks(plan.model)
-        self._handles: list[RemovableHandle] = []
-        for stepped in plan.optimizers:
-            self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
-            self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+        self.provenance = Provenance(plan.layers, self.note, plan.provenance)
         self._fingerprint = self._row_to_check()[1].clone()
+        self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance, self._on_drop)
+        self._handles: list[RemovableHandle] = []
+        try:
+            self.provenance.add_hooks(plan.model)
+            for stepped in plan.optimizers:
+                self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
+                self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+            loading = ModuleHook(self._before_loading)
+            self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
+            # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
+            self.writer, self._account = self._begin(where, overwrite, resume)
+        except BaseException:
+            self._remove_hooks()
+            raise
+
+    def _begin(self, where: Where, overwrite: bool, resume: int | None) -> tuple[RunWriter, Account]:
+        """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
+        plan, state = self._plan, self._snapshots.whole()
+        length = chapter_bytes(self._snapshots.trained(state))
+        others = plan.manifest.others if plan.storage.values else ()
+        if resume is None:
+            writer = RunWriter.begin(where, plan.manifest, state, length, overwrite)
+            return writer, Account(plan.model, others, None)
+        resumed = resume_run(where, resume, plan.manifest, state, length)
+        self._tag_kinds = resumed.tag_kinds
+        self._snapshots.forget_buffers()
+        return resumed.writer, Account(plan.model, others, resumed.accounted)
+
+    @property
+    def coverage(self) -> Coverage:
+        """What is covered; an estimate until the first step."""
+        accounted = self._account.parameters
+        return self._plan.coverage if accounted is None else coverage(self._plan.manifest, accounted)
 
     @property
     def steps(self) -> int:
@@ -84,13 +115,19 @@ class Session:
         return self._steps_taken
 
     def stop_error(self) -> RecordingError:
-        """Return what to raise when a recording that has failed is asked to go on."""
-        error = RecordingError(f"recording stopped at step {self.steps}: {self.failure}")
+        """Return what to raise when a recording that has failed, or ended, is asked to go on."""
+        why = self.failure or "the run has ended"
+        error = RecordingError(f"recording stopped at step {self.steps}: {why}")
         error.__cause__ = self.failure
         return error
 
     def sync(self) -> None:
         """Write everything so far to the disk."""
+        if not self._is_as_left():
+            raise ParameterChanged(
+                f"step {self.steps}: the weights are not those that the last step left (averaged weights swapped in, "
+                "a checkpoint loaded?); call recorder.sync() before that, or after they are back"
+            )
         try:
             self._audit_pending()
             self._seal()
@@ -101,10 +138,8 @@ class Session:
 
     def close(self, ended_by: type[BaseException] | None) -> None:
         """Take the hooks off, audit what waits, and end the run."""
-        self._captures.close()
-        self.provenance.close()
-        for handle in self._handles:
-            handle.remove()
+        self.closed = True
+        self._remove_hooks()
         try:
             if not isinstance(self.failure, StorageError):  # else there is nobody to leave them to
                 self._audit_pending()
@@ -114,6 +149,12 @@ class Session:
             raise
         self._end(ended_by)
 
+    def _remove_hooks(self) -> None:
+        self._captures.close()
+        self.provenance.close()
+        for handle in self._handles:
+            handle.remove()
+
     def _end(self, ended_by: type[BaseException] | None) -> None:
         if isinstance(self.failure, StorageError):
             self.writer.abandon()  # the disk said no once; what was sealed stays readable
@@ -121,7 +162,44 @@ class Session:
         # Weights that moved on without being recorded are not the state after the last recorded step.
         torn = self._stepping or self.failure is not None
         self.writer.put(self._merger.take() if self._merger else {})
-        self.writer.close({} if torn else self._plan.state(), "complete" if ended_by is None else ended_by.__name__)
+        state = {} if torn else self._last_state()
+        self.writer.close(state, "complete" if ended_by is None else ended_by.__name__)
+
+    def _last_state(self) -> State:
+        """Return the state after the last recorded step; nothing, and a note, if that is not to be had any more."""
+        if self._before_load is not None:
+            self.note(f"other weights were loaded after step {self.steps}, the last one; the run ends before that")
+            return self._before_load
+        if not self._is_as_left():
+            self.note(
+                f"weights were changed after step {self.steps}, the last one, and before recording ended (averaged "
+                "weights swapped in, clamped?), so the last steps are not followed by a snapshot: end it before that"
+            )
+            return {}
+        if not self.steps and self._captures.passes:
+            self.note(
+                f"{self._captures.passes:,} backward passes and no step of the optimiser that was passed: was another "
+                "one stepped (a trainer may make its own), or were weights updated by hand?"
+            )
+        return self._snapshots.changed()
+
+    def _on_drop(self, layers: Sequence[str], passes: int) -> None:
+        """Say, once, that backward passes have waited in vain."""
+        if not self._told_of_drops:
+            self._told_of_drops = True
+            text = (
+                f"{passes:,} backward passes through {listing(layers, most=5)} were not followed by a step of their "
+                "optimiser, and are dropped: is another one stepped than was passed to dualform.record (a trainer may "
+                "make its own), or are weights updated by hand? Nothing of these passes is recorded"
+            )
+            self.note(text)
+            warnings.warn(text, stacklevel=2)
+
+    def note(self, text: str) -> None:
+        """Keep what a reader of the run should know, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+            self.writer.note(text)
 
     # Around each step. An error stops the recording for good: later steps must not be recorded as if nothing was.
 
@@ -136,10 +214,12 @@ class Session:
             self.provenance.before_step()
             fused = any(group.get("fused") for group in optimizer.param_groups)
             views = () if fused else [view_gradients(layer, self._steps_taken) for layer in stepped.layers]
+            self._account.choose(self._captures.nbytes)
         except BaseException as error:
             self.failure = error
             raise
-        self._before = BeforeStep(read_lines(stepped), views)
+        accounted = self._account.lines(self._plan.optimizers.index(stepped), stepped)
+        self._before = BeforeStep(read_lines(stepped) | accounted, views)
         self._stepping = True
 
     def _after_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -152,10 +232,12 @@ class Session:
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
                 idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
+            accounts, without_gradient = self._account.take()
+            idle |= without_gradient
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
-            due = self._pending.add(StepEvidence(lines, layers))
+            due = self._pending.add(StepEvidence(lines, layers, accounts))
             self._steps_taken += 1
-            self._before = _NOTHING_READ
+            self._before, self._before_load = _NOTHING_READ, None
             self.provenance.after_step()
             self._fingerprint = self._row_to_check()[1].clone()
             if due:
@@ -164,6 +246,15 @@ class Session:
             self.failure = error
             raise
         self._stepping = False
+
+    def _is_as_left(self) -> bool:
+        """Return whether weights still are what the last step left, as far as a row of one of them tells."""
+        return not self.steps or torch.equal(self._fingerprint, self._row_to_check()[1])
+
+    def _before_loading(self, *_: Any) -> None:
+        """Keep the state after the last step: what is loaded now, such as the best weights, is no part of the run."""
+        if self.steps and not self._stepping and self._before_load is None and self._is_as_left():
+            self._before_load = self._snapshots.changed(remember=False)
 
     def _row_to_check(self) -> tuple[str, Tensor]:
         """Return a weight's name and a row of it: another weight and another row in each step.
@@ -199,7 +290,7 @@ class Session:
         give_back = self._arena.hand_over()
         # Passes that wait for another optimiser's step still lie in these blocks.
         done = (lambda: None) if self._captures.waiting else give_back
-        self.writer.seal(self._plan.state(), done=done)
+        self.writer.seal(self._snapshots.changed(), done=done)
 
 
 def _change_error(name: str, row: Tensor, step: int) -> RecordingError:

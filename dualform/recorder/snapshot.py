@@ -1,33 +1,96 @@
-"""Copy the state of a run: all parameters, all buffers, the optimisers' tensors."""
+"""Copy the state of a run: what is trained and what changes each time, what is constant once.
 
-from collections.abc import Sequence
+snapshots = Snapshots(model, optimizers)
+snapshots.whole()               # every parameter and buffer, and the optimisers' tensors
+snapshots.changed()             # the same, without what has not changed since the last one: a frozen base, masks
+"""
+
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.store import Column, clean_name
 
-
-def snapshot(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[str, Column]:
-    """Return a copy of everything, named as docs/internals/format.md says."""
-    names = {id(p): clean_name(name) for name, p in model.named_parameters()}
-    tensors: dict[str, Tensor] = {}
-    tensors |= {f"parameters/{clean_name(name)}": p for name, p in model.named_parameters(remove_duplicate=False)}
-    tensors |= {f"buffers/{clean_name(name)}": b for name, b in model.named_buffers(remove_duplicate=False)}
-    for index, optimizer in enumerate(optimizers):
-        for parameter, state in optimizer.state.items():
-            if id(parameter) not in names or not isinstance(state, dict):
-                continue
-            for entry, value in state.items():
-                if isinstance(value, (Tensor, int, float)):
-                    tensors[f"optimizers/{index}/{names[id(parameter)]}/{entry}"] = torch.as_tensor(value)
-    return {name: _column(tensor) for name, tensor in tensors.items() if not tensor.is_complex()}
+State = dict[str, Column]  # named as docs/internals/format.md says
 
 
-def _column(tensor: Tensor) -> Column:
+class Snapshots:
+    """Copies a model and its optimisers, and remembers what was constant."""
+
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        self._model, self._optimizers = model, optimizers
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        self._stepped = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
+        self._digests: dict[str, bytes] = {}
+
+    def trained(self, state: State) -> State:
+        """Return what of a snapshot will be in every other one too."""
+        constant = {name for name, _ in self._constant()}
+        return {name: column for name, column in state.items() if name not in constant}
+
+    def whole(self) -> State:
+        """Copy everything."""
+        self._digests = {name: _digest(tensor) for name, tensor in self._constant()}
+        return {name: as_column(tensor) for name, tensor in self._all()}
+
+    def changed(self, remember: bool = True) -> State:
+        """Copy what is trained, and of the rest what is not as it was in the last snapshot.
+
+        Args:
+            remember: Whether this is the last snapshot from now on.
+        """
+        digests = {name: _digest(tensor) for name, tensor in self._constant()}
+        same = {name for name, digest in digests.items() if self._digests.get(name) == digest}
+        if remember:
+            self._digests = digests
+        return {name: as_column(tensor) for name, tensor in self._all() if name not in same}
+
+    def forget_buffers(self) -> None:
+        """Take every buffer for changed, because the last snapshot on the disk is of another training."""
+        self._digests = {name: digest for name, digest in self._digests.items() if not name.startswith("buffers/")}
+
+    def _constant(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what no optimiser steps, which may change all the same: the running means of a BatchNorm do."""
+        for name, parameter in self._model.named_parameters():
+            if id(parameter) not in self._stepped and not parameter.is_complex():
+                yield f"parameters/{clean_name(name)}", parameter
+        yield from self._buffers()
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for name, buffer in self._model.named_buffers():
+            if not buffer.is_complex():
+                yield f"buffers/{clean_name(name)}", buffer
+
+    def _all(self) -> Iterator[tuple[str, Tensor]]:
+        names: dict[int, str] = {}
+        for name, parameter in self._model.named_parameters():
+            names[id(parameter)] = clean_name(name)
+            if not parameter.is_complex():
+                yield f"parameters/{clean_name(name)}", parameter
+        yield from self._buffers()
+        for index, optimizer in enumerate(self._optimizers):
+            for stepped, state in optimizer.state.items():
+                for entry, value in state.items() if id(stepped) in names and isinstance(state, dict) else ():
+                    if isinstance(value, (Tensor, int, float)) and not torch.as_tensor(value).is_complex():
+                        yield f"optimizers/{index}/{names[id(stepped)]}/{entry}", torch.as_tensor(value)
+
+
+def as_column(tensor: Tensor) -> Column:
+    """Copy a tensor to memory of its own, as the store takes it."""
     copy = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-    if copy.dtype == torch.bfloat16:
-        return Column([copy.view(torch.uint16).numpy()], dtype="bfloat16")
-    return Column([np.asarray(copy)])
+    return Column([_array(copy)], "bfloat16" if copy.dtype == torch.bfloat16 else None)
+
+
+def _array(tensor: Tensor) -> NDArray[Any]:
+    return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else np.asarray(tensor)
+
+
+def _digest(tensor: Tensor) -> bytes:
+    bits = _array(tensor.detach().cpu().contiguous()).reshape(-1).view(np.uint8)
+    return blake2b(bits.data, digest_size=16).digest()

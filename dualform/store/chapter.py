@@ -4,7 +4,7 @@
 Everything here is numpy: packed bytes and small tables, no live tensors.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.codec.sparse import without_zeros
-from dualform.store.schema import audit_tensor, ledger_tensor, slot_tensor
+from dualform.store.schema import audit_tensor, buffer_tensor, gradient_tensor, ledger_tensor, slot_tensor
 from dualform.store.shard_file import Column, neighbours_joined
 
 Array = NDArray[Any]
@@ -36,6 +36,20 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
         return sum(array.nbytes for array in arrays if array is not None)
 
 
+class Accounts(NamedTuple):
+    """What is kept of a step for parameters and buffers that no layer uses."""
+
+    gradients: Mapping[str, Column]  # parameter -> its gradient as the optimiser saw it
+    buffers: Mapping[str, Column]  # buffer -> its value after the step
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in (*self.gradients.values(), *self.buffers.values()))
+
+
+NO_ACCOUNTS = Accounts({}, {})
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One optimiser step: its ledger lines, its audit, its slots."""
@@ -43,6 +57,7 @@ class StepRecord:
     ledger: Mapping[str, Sequence[float]]  # parameter -> stepped, then the optimiser's columns
     residual: Mapping[str, float]  # layer -> unexplained share of its gradient; NaN: not stepped
     rows: Mapping[str, Sequence[Rows]]  # layer -> its backward passes
+    accounts: Accounts = NO_ACCOUNTS
 
 
 @dataclass
@@ -53,6 +68,7 @@ class Chapter:
     steps: list[StepRecord] = field(default_factory=list)
     merged: dict[str, Rows] = field(default_factory=dict)  # layer -> all its slots, in a merged memory
     tags: Mapping[str, str] = field(default_factory=dict)  # name -> kind
+    notes: list[str] = field(default_factory=list)
     nbytes: int = 0
 
     @property
@@ -62,7 +78,7 @@ class Chapter:
     def append(self, step: StepRecord, tags: Mapping[str, str]) -> None:
         self.steps.append(step)
         self.tags = tags
-        self.nbytes += sum(rows.nbytes for passes in step.rows.values() for rows in passes)
+        self.nbytes += sum(rows.nbytes for passes in step.rows.values() for rows in passes) + step.accounts.nbytes
 
     def tables(self) -> dict[str, Column]:
         """Return the ledger and the audit as columns."""
@@ -74,6 +90,9 @@ class Chapter:
             for layer in self.steps[0].residual:
                 residual = np.array([step.residual[layer] for step in self.steps], dtype=np.float32)
                 columns[audit_tensor(layer)] = Column([residual])  # (steps,)
+            accounts = [step.accounts for step in self.steps]
+            columns |= _stacked(gradient_tensor, [account.gradients for account in accounts])
+            columns |= _stacked(buffer_tensor, [account.buffers for account in accounts])
         return columns
 
     def passes(self, layer: str) -> list[tuple[int, Rows]]:
@@ -82,6 +101,14 @@ class Chapter:
             return [(self.last_step - 1, self.merged[layer])]
         numbered = enumerate(self.steps, start=self.first_step)
         return [(number, rows) for number, step in numbered for rows in step.rows.get(layer, ())]
+
+
+def _stacked(tensor: Callable[[str], str], steps: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
+    """Return what is kept of each step as one tensor by name, with a row a step."""
+    return {
+        tensor(name): Column([np.stack([of_step[name].blocks[0] for of_step in steps])], column.dtype)
+        for name, column in steps[0].items()
+    }
 
 
 def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column]:

@@ -17,7 +17,10 @@ _SHARD = re.compile(rf"shard-(\d{{6,}})\.safetensors({re.escape(UNFINISHED)})?")
 
 
 def claim(where: Where, overwrite: bool) -> Lock:
-    """Lock an empty place for a run; an old run is removed only with `overwrite`, anything else never."""
+    """Lock an empty place for a run; an old run that has steps is removed only with `overwrite`.
+
+    Anything that is no run is never removed.
+    """
     backend = open_backend(where)
     try:
         backend.create()
@@ -43,10 +46,8 @@ def _check_replaceable(backend: Backend, overwrite: bool) -> None:
     names = backend.names() - {MANIFEST + UNFINISHED, shard_name(0) + UNFINISHED}
     if not names:
         return
-    if names == {MANIFEST}:
-        with suppress(RunError):
-            read_manifest(backend)
-            return  # it was left by a recording that sealed nothing
+    if _holds_no_step(backend, names):
+        return
     if MANIFEST not in names:
         raise RunExists(f"{backend.describe()} is not empty and not a dualform run; choose another directory")
     if not overwrite:
@@ -54,6 +55,17 @@ def _check_replaceable(backend: Backend, overwrite: bool) -> None:
             f"{backend.describe()} already holds a run; choose another directory, pass overwrite=True to replace it, "
             "or resume=STEP to go on with it"
         )
+
+
+def _holds_no_step(backend: Backend, names: set[str]) -> bool:
+    """Return whether a run, and nothing else, is there, of which no step was sealed: a first try that failed."""
+    with suppress(RunError):
+        if names == {MANIFEST}:
+            read_manifest(backend)
+            return True
+        run = Run(backend)
+        return run.steps == 0 and names == {MANIFEST, *(shard_name(shard.info.index) for shard in run.shards)}
+    return False
 
 
 def _remove_shards(backend: Backend, first: int) -> None:

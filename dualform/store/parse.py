@@ -11,6 +11,7 @@ from dualform.store.schema import (
     Layer,
     Manifest,
     Optimizer,
+    OtherParameter,
     Parameter,
     ShardInfo,
     Storage,
@@ -41,6 +42,7 @@ def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
             tags=entry.object("tags"),
             strings=entry.object("strings"),
             ended=entry.text_or_none("ended"),
+            notes=entry.texts("notes"),
         )
         return info, entry.object("crc32")
 
@@ -72,9 +74,15 @@ def _read_manifest(content: Any, where: str) -> Manifest:
             optimizers=tuple(optimizers),
             layers=tuple(_read_layer(described, by_name) for described in entry.list("layers")),
             about=entry.object("about"),
+            others=tuple(_read_other(described) for described in entry.list("others")),
+            frozen_numbers=entry.count("frozen_numbers"),
         )
     if len(by_name) < len(parameters) or {*by_name.values()} != {*manifest.parameters}:
         raise ValueError("its parameters do not have names of their own, or are not used")
+    if len({*by_name, *(other.parameter.name for other in manifest.others)}) < len(parameters) + len(manifest.others):
+        raise ValueError("its other parameters do not have names of their own")
+    if any((other.parameter.optimizer or 0) >= len(optimizers) for other in manifest.others):
+        raise ValueError("one of its other parameters has an optimiser that it does not describe")
     _check_layers(manifest)
     return manifest
 
@@ -90,7 +98,16 @@ def _check_version(version: Any, where: str) -> None:
 
 def _read_parameter(content: Any) -> Parameter:
     with Document(content, "a parameter") as entry:
-        name, shape, optimizer = entry.text("name"), entry.list("shape"), entry.count_or_none("optimizer")
+        return _parameter(entry)
+
+
+def _read_other(content: Any) -> OtherParameter:
+    with Document(content, "another parameter") as entry:
+        return OtherParameter(_parameter(entry), entry.text("reason"))
+
+
+def _parameter(entry: Document) -> Parameter:
+    name, shape, optimizer = entry.text("name"), entry.list("shape"), entry.count_or_none("optimizer")
     if not all(type(size) is int and size > 0 for size in shape):
         raise ValueError(f"the shape of parameter {name!r} is not one: {shape}")
     return Parameter(name, tuple(shape), optimizer)

@@ -3,6 +3,7 @@
 Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
 """
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from numpy.typing import NDArray
 
 from dualform.errors import RunError
 from dualform.store.backend import Backend, LocalFiles, Where, open_backend
+from dualform.store.coverage import Coverage, coverage
 from dualform.store.parse import manifest_from_json
-from dualform.store.schema import MANIFEST, Manifest, ledger_tensor, shard_name
+from dualform.store.schema import GRADIENTS, MANIFEST, Manifest, ledger_tensor, shard_name
 from dualform.store.shard import Shard
 
 _MAX_MANIFEST_BYTES = 100_000_000  # safetensors allows as many for the header of a shard
@@ -42,7 +44,7 @@ class Run:
                 self.unread = str(error)
                 break
             if self.shards:
-                self.shards[-1].following = shard
+                self.shards[-1].following, shard.before = shard, self.shards[-1]
             self.shards.append(shard)
             if self._has_slots(shard):
                 self.tags = shard.info.tags
@@ -105,6 +107,22 @@ class Run:
         """The shard that ends at each step, with the state after it; the first, if only sealing was done since."""
         ending = {shard.info.last_step: shard for shard in reversed(self.shards) if shard.has_state}
         return {step: ending[step] for step in sorted(ending)}
+
+    @cached_property
+    def coverage(self) -> Coverage:
+        """Which shares of the trainable numbers this run holds, and how."""
+        return coverage(self.manifest, self.accounted)
+
+    @cached_property
+    def accounted(self) -> frozenset[str]:
+        """The parameters no layer uses of which every step's gradient is there."""
+        held = [{name.removeprefix(GRADIENTS) for name in shard.names(GRADIENTS)} for _, shard in self.chapters]
+        return frozenset(set.intersection(*held) if held else ())
+
+    @property
+    def notes(self) -> list[str]:
+        """What its recorder had to say, each once."""
+        return list(dict.fromkeys(note for shard in self.shards for note in shard.info.notes))
 
     def slots(self, layer: str) -> int:
         return sum(shard.slots(layer) for shard in self.shards)

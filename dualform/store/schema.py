@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
@@ -62,7 +62,7 @@ def shard_name(index: int) -> str:
     return f"shard-{index:06d}.safetensors"
 
 
-STATE, SLOTS, AUDIT = "state/", "slots/", "audit/"
+STATE, SLOTS, AUDIT, GRADIENTS, BUFFERS = "state/", "slots/", "audit/", "gradients/", "buffers/"
 STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS = "state/parameters/", "state/buffers/", "state/optimizers/"
 
 
@@ -81,6 +81,16 @@ def audit_tensor(layer: str) -> str:
 
 def ledger_tensor(parameter: str) -> str:
     return f"ledger/{parameter}"
+
+
+def gradient_tensor(parameter: str) -> str:
+    """Return the name of the gradients of a parameter that is accounted for, step by step."""
+    return f"{GRADIENTS}{parameter}"
+
+
+def buffer_tensor(buffer: str) -> str:
+    """Return the name of the values of a small buffer after each step."""
+    return f"{BUFFERS}{buffer}"
 
 
 def state_tensor(parameter: str) -> str:
@@ -105,6 +115,14 @@ class Parameter:
     @property
     def trained(self) -> bool:
         return self.optimizer is not None
+
+
+@dataclass(frozen=True)
+class OtherParameter:
+    """A trainable parameter that no recorded layer uses, and the reason why."""
+
+    parameter: Parameter
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -197,6 +215,8 @@ class Manifest:
     optimizers: tuple[Optimizer, ...]
     layers: tuple[Layer, ...]
     about: dict[str, Any] = field(default_factory=dict)
+    others: tuple[OtherParameter, ...] = ()
+    frozen_numbers: int = 0  # in parameters that were not trainable when recording began
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -221,8 +241,12 @@ class Manifest:
             {**asdict(layer), "uses": [{"parameter": use.parameter.name, "columns": use.columns} for use in layer.uses]}
             for layer in self.layers
         ]
-        parameters = [asdict(parameter) for parameter in self.parameters]
-        return {"format": "dualform", "version": VERSION, **asdict(self), "parameters": parameters, "layers": layers}
+        described = {
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "others": [{**asdict(other.parameter), "reason": other.reason} for other in self.others],
+            "layers": layers,
+        }
+        return {"format": "dualform", "version": VERSION, **asdict(self), **described}
 
 
 def checksum(content: dict[str, Any]) -> int:
@@ -242,6 +266,7 @@ class ShardInfo:
     tags: dict[str, str]  # name -> int | float | bool | string
     strings: dict[str, list[str]]  # of string tags: the text of each code
     ended: str | None  # None: recording went on after this shard
+    notes: tuple[str, ...] = ()  # what a reader should know of it
 
     def to_json(self, checksums: dict[str, int]) -> str:
         return json.dumps({"version": VERSION, **asdict(self), "crc32": checksums}, sort_keys=True)

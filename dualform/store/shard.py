@@ -15,7 +15,18 @@ from dualform.store.backend import Backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.parse import info_from_json
 from dualform.store.prefetch import MIN_BYTES, Checksum
-from dualform.store.schema import EXPONENTS, SLOTS, STATE, Layer, Manifest, header_digest, slot_tensor, tag_tensor
+from dualform.store.schema import (
+    EXPONENTS,
+    SLOTS,
+    STATE,
+    STATE_BUFFERS,
+    STATE_PARAMETERS,
+    Layer,
+    Manifest,
+    header_digest,
+    slot_tensor,
+    tag_tensor,
+)
 from dualform.store.shard_file import NUMPY, read_header
 from dualform.store.validate import check_contents
 from dualform.strict_json import printable
@@ -23,6 +34,7 @@ from dualform.strict_json import printable
 Array = NDArray[Any]
 
 _MAX_VISITS = 1 << 53
+_INHERITED = (STATE_PARAMETERS, STATE_BUFFERS)  # a snapshot does not hold again what has not changed
 _MAX_ARRAY_CHARACTERS = 64  # of a text in an array of fixed width
 
 
@@ -31,7 +43,8 @@ class Shard:
 
     def __init__(self, backend: Backend, name: str) -> None:
         self.path = backend.describe(name)  # for messages
-        self.following: Shard | None = None  # in its run
+        self.before: Shard | None = None  # in its run
+        self.following: Shard | None = None
         self._arrays: dict[str, Array] = {}  # that were asked for, and checked
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
@@ -65,6 +78,21 @@ class Shard:
         if name not in self._arrays:
             self._arrays[name] = self._read(name)
         return self._arrays[name]
+
+    def snapshot_holder(self, name: str) -> "Shard":
+        """Return the shard that has a tensor of this one's snapshot, which may be an earlier one."""
+        shard = self
+        while name not in shard and shard.before is not None and name.startswith(_INHERITED):
+            shard = shard.before
+        return shard
+
+    def snapshot_names(self, prefix: str) -> list[str]:
+        """Return the names of a snapshot's tensors, those that earlier shards hold for it too."""
+        names, shard = dict.fromkeys(self.names(prefix)), self.before
+        while shard is not None:
+            names |= dict.fromkeys(name for name in shard.names(prefix) if name.startswith(_INHERITED))
+            shard = shard.before
+        return list(names)
 
     def _read(self, name: str) -> Array:
         """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""

@@ -34,6 +34,8 @@ def summary(run: Run) -> dict[str, Any]:
             }
             for layer in run.manifest.layers
         },
+        "coverage": run.coverage.to_dict(),
+        "notes": run.notes,
         "worst_residual": worst_residual(run),
         "about": run.manifest.about,
     }
@@ -61,11 +63,14 @@ def summary_lines(run: Run) -> dict[str, str]:
         "steps": f"{facts['steps']:,} ({ending(run)})",
         "snapshots": f"after step {listing(reversed(facts['snapshots']), most=10)}{resume}",
         "layers": ", ".join(layers),
+        "coverage": str(run.coverage),
         "optimiser": ", ".join(facts["optimizers"]),
         "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
         "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
         "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
     }
+    if run.notes:
+        lines["notes"] = "; ".join(run.notes)
     if run.unread:
         lines["not read"] = run.unread
     return lines

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualform.store.schema import (
+    BUFFERS,
     RESERVED,
     STATE,
     STATE_BUFFERS,
@@ -18,6 +19,7 @@ from dualform.store.schema import (
     ShardInfo,
     Storage,
     audit_tensor,
+    gradient_tensor,
     ledger_tensor,
     slot_tensor,
     state_tensor,
@@ -55,8 +57,11 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             _take_tags(table, layer, info, slots)
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
+    _take_accounts(table, manifest, steps)
     for parameter in manifest.parameters if table.with_state else ():
-        table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
+        # what is constant is in the first snapshot, and again where it has changed all the same
+        if parameter.trained or info.index == 0 or state_tensor(parameter.name) in table:
+            table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
     table.end()
 
 
@@ -89,11 +94,28 @@ class _Table:
         if dtype not in dtypes or actual != shape:
             raise ValueError(f"{name} is {dtype} of shape {actual}, not {' or '.join(dtypes)} of shape {shape}")
 
+    def take_all(self, prefix: str, rows: int) -> None:
+        """Take every tensor of a prefix; raise unless each has so many rows."""
+        for name in [name for name in self._left if name.startswith(prefix)]:
+            if not rows or self.rows(name) != rows:
+                raise ValueError(f"{name} does not have a row for each of {rows} steps")
+            del self._left[name]
+
     def end(self) -> None:
         """Raise if anything is left but state: other parameters, buffers, an optimiser's own."""
         for name in self._left:
             if not name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS)):
                 raise ValueError(f"{name} does not belong there")
+
+
+def _take_accounts(table: _Table, manifest: Manifest, steps: int) -> None:
+    """Take the gradients of parameters that no layer uses, with their ledger lines, and buffers step by step."""
+    for parameter in (other.parameter for other in manifest.others):
+        if gradient_tensor(parameter.name) in table and steps and parameter.optimizer is not None:
+            columns = len(manifest.optimizers[parameter.optimizer].columns)
+            table.take(ledger_tensor(parameter.name), ("F64",), (steps, 1 + columns))
+            table.take(gradient_tensor(parameter.name), _FLOATS, (steps, *parameter.shape))
+    table.take_all(BUFFERS, steps)
 
 
 def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:

@@ -23,6 +23,7 @@ from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, s
 from dualform.store.shard import Shard
 from dualform.store.shard_file import Column, write_shard
 from dualform.store.validate import check_contents
+from dualform.strict_json import printable
 
 _MAX_UNSEALED_SECONDS = 60.0  # of training that a crash may cost,
 _MIN_SNAPSHOTS = 8  # unless fewer slots have come than this many times the snapshot that is written with them
@@ -91,6 +92,10 @@ class RunWriter:
         """Take the sums of each layer's slots in the steps since the last seal."""
         self._chapter.merged |= merged
 
+    def note(self, text: str) -> None:
+        """Keep a text for whoever reads the run, with the steps since the last seal."""
+        self._chapter.notes.append(printable(text))
+
     def seal(self, state: State, ended: str | None = None, done: Callable[[], None] = lambda: None) -> None:
         """Hand the chapter over to be written, then call `done`. Waits for the one before it."""
         if not self._lock.held:  # nor is the thread in a forked process
@@ -156,7 +161,7 @@ class RunWriter:
                     strings[f"{layer}/{tag}"] = texts
         info = ShardInfo(
             self._manifest.run, self._index, self._previous, chapter.first_step, chapter.last_step,
-            dict(chapter.tags), strings, ended,
+            dict(chapter.tags), strings, ended, tuple(chapter.notes),
         )  # fmt: skip
         try:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})

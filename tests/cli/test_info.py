@@ -35,12 +35,13 @@ def test_verify_certifies(run: Path) -> None:
 def test_keys_alone_certify_nothing(tmp_path: Path) -> None:
     record(tmp_path / "keys", values=False)
     result = call("verify", tmp_path / "keys")
-    assert result.exit_code == 1
-    assert "not available: keys only" in result.stdout
-    assert "certified" not in result.stdout
+    assert result.exit_code == 3
+    assert "NOT CERTIFIABLE: keys only" in result.stdout
+    assert "steps certified" not in result.stdout
     as_json = call("verify", tmp_path / "keys", "--json")
-    assert as_json.exit_code == 1
+    assert as_json.exit_code == 3
     assert json.loads(as_json.stdout)["keys_only"]
+    assert json.loads(as_json.stdout)["status"] == "not certifiable"
 
 
 def test_verify_finds_a_damaged_byte(run: Path) -> None:

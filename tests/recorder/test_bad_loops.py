@@ -161,7 +161,8 @@ def test_no_steps_at_all(tmp_path: Path) -> None:
     with record(model, sgd(model), tmp_path / "run"):
         pass
     memory = dualform.load(tmp_path / "run")
-    assert memory.verify().ok
+    assert memory.verify().status == "not certifiable"
+    assert memory.verify().headline.startswith("NOT CERTIFIABLE: no step was recorded")
     assert (memory.steps, memory.slots("0")) == (0, 0)
     layer = memory.attend(model, batch()[0])["0"]
     assert len(layer.top(3)) == 0

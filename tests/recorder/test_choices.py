@@ -34,15 +34,15 @@ def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> Non
     recorder = dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "run")
     assert recorder.layers == ["plain"]
     assert {name: reason.split()[-1] for name, reason in recorder.skipped.items()} == {
-        "frozen": "frozen",
         "tied": "module's",
         "twin": "module's",
         "attention.out_proj": "it",
         "normed": "trained",
         "left_out": "optimiser",
         "empty": "width",
+        "attention": "kind",
     }
-    with pytest.warns(UserWarning, match="does not record frozen: its weight is frozen"), recorder:
+    with pytest.warns(UserWarning, match="does not record tied: its weight is tied to another module's"), recorder:
         pass
     with pytest.raises(RecordingError, match="'frozen' cannot be recorded: its weight is frozen"):
         dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "other", layers=["plain", "frozen"])
@@ -54,6 +54,19 @@ def test_layers_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
     assert dualform.record(model, sgd(model), tmp_path / "b", layers=["*"]).layers == ["0", "2"]
     with pytest.raises(UnknownName, match="no linear layer 'head'; choose from '0', '2'"):
         dualform.record(model, sgd(model), tmp_path / "c", layers="head")
+
+
+def test_layers_are_excluded_by_name_or_pattern(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3).requires_grad_(False))
+    optimizer = sgd(model)
+    recorder = dualform.record(model, optimizer, tmp_path / "a", exclude="2")
+    assert (recorder.layers, recorder.skipped) == (["0", "1"], {})  # nothing has to be left out but what is asked for
+    assert dualform.record(model, optimizer, tmp_path / "b", exclude=["[1-9]"]).layers == ["0"]
+    assert dualform.record(model, optimizer, tmp_path / "c", layers=["0", "1"], exclude="0").layers == ["1"]
+    with pytest.raises(UnknownName, match="no linear layer 'head'; choose from '0', '1', '2'"):
+        dualform.record(model, optimizer, tmp_path / "d", exclude=["0", "head"])
+    with pytest.raises(RecordingError, match="no layer of this model can be recorded: all .* are excluded"):
+        dualform.record(model, optimizer, tmp_path / "e", exclude="*")
 
 
 def test_part_of_a_model_is_recorded_and_the_rest_keeps_its_values(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def shard(run: Path, index: int) -> Path:
 def test_a_run_is_files_anyone_can_read(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["format"] == "dualform"
-    assert manifest["version"] == 2
+    assert manifest["version"] == 3
     assert [layer["name"] for layer in manifest["layers"]] == ["0", "2"]
     tensors = load_file(shard(run, 1))
     assert sorted(tensors) == sorted([
@@ -177,8 +177,8 @@ def test_what_is_not_a_run_says_so(tmp_path: Path, run: Path) -> None:
     for text, message in [
         ("", "manifest.json is a corrupt manifest: Expecting value"),
         ("[]", "not the manifest of a dualform run"),
-        ('{"format": "dualform", "version": 3}', "format version 3, this dualform reads 2: upgrade"),
-        ('{"format": "dualform", "version": 1}', "recorded by an older dualform: record again"),
+        ('{"format": "dualform", "version": 4}', "format version 4, this dualform reads 3: upgrade"),
+        ('{"format": "dualform", "version": 2}', "recorded by an older dualform: record again"),
         (content.replace("float64", "float32", 1), "damaged or edited"),
     ]:
         manifest.write_text(text)

@@ -1,0 +1,57 @@
+"""Find out what of a model is not recorded, and why: every trainable parameter that no recorded layer uses."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from dualform.kinds import candidates
+from dualform.recorder.layers import FROZEN, RecordedLayer
+from dualform.store import Parameter, clean_name
+from dualform.store.schema import OtherParameter
+
+_NO_OPTIMIZER = "no optimiser that was passed steps it"
+_LEFT_OUT = "its layer was left out by layers= or exclude="
+
+
+def other_parameters(
+    model: nn.Module, owners: Mapping[int, int], layers: Sequence[RecordedLayer], obstacles: Mapping[str, str]
+) -> tuple[OtherParameter, ...]:
+    """Return the trainable parameters that no recorded layer uses.
+
+    Args:
+        model: The model.
+        owners: The number of the optimiser that steps each parameter, by the parameter's id.
+        layers: What is recorded.
+        obstacles: Why layers of a known kind cannot be, by name.
+    """
+    used = {use.parameter.name for layer in layers for use in layer.description.uses}
+    reasons = {id(candidate.module): obstacles.get(candidate.name, _LEFT_OUT) for candidate in candidates(model)}
+    modules = dict(model.named_modules())
+    others = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad or not parameter.numel() or clean_name(name) in used:
+            continue
+        owner = owners.get(id(parameter))
+        reason = _NO_OPTIMIZER if owner is None else _reason(name, modules, reasons)
+        others.append(OtherParameter(Parameter(clean_name(name), tuple(parameter.shape), owner), reason))
+    return tuple(others)
+
+
+def _reason(parameter: str, modules: Mapping[str, nn.Module], reasons: Mapping[int, str]) -> str:
+    """Return why the module that holds a parameter is not recorded; a parametrised one holds it further down."""
+    name = parameter.rpartition(".")[0]
+    holder = modules[name]
+    while name and id(modules[name]) not in reasons and ".parametrizations" in f".{name}":
+        name = name.rpartition(".")[0]
+    return reasons.get(id(modules[name]), f"{type(holder).__name__} is of no known kind")
+
+
+def skipped_modules(obstacles: Mapping[str, str], others: Sequence[OtherParameter]) -> dict[str, str]:
+    """Return by name, with the reason, what had to be left out: not what is frozen, nor what the user left out."""
+    skipped = {name: reason for name, reason in obstacles.items() if reason != FROZEN}
+    for other in others:
+        name = other.parameter.name.rpartition(".")[0] or other.parameter.name
+        told = any(f"{name}.".startswith(f"{known}.") for known in skipped)
+        if other.reason != _LEFT_OUT and not told:
+            skipped[name] = other.reason
+    return skipped

@@ -1,0 +1,166 @@
+"""Weights that move by another way than recorded steps are never certified, and what comes after is only a note."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.testing import assert_close
+
+import dualform
+from dualform.errors import ParameterChanged
+from tests.recorder.loops import batch, network, record, sgd, step
+
+
+def backward(model: nn.Module) -> None:
+    inputs, targets = batch()
+    F.cross_entropy(model(inputs), targets).backward()
+
+
+def backward_often(model: nn.Module, passes: int, *stepped: torch.optim.Optimizer) -> None:
+    for _ in range(passes):
+        model.zero_grad()
+        backward(model)
+        for optimizer in stepped:
+            optimizer.step()
+
+
+def test_an_optimiser_that_is_never_stepped_proves_nothing(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    passed, own = sgd(model), sgd(model)
+    with record(model, passed, tmp_path / "run") as recorder:
+        for _ in range(5):
+            own.zero_grad()
+            backward(model)
+            own.step()
+    assert recorder.steps == 0
+    assert "5 backward passes and no step of the optimiser that was passed" in recorder.notes[0]
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert certificate.status == "not exact"
+    assert {*certificate.moved} == {"0.weight", "0.bias", "2.weight", "2.bias"}
+    assert "no step was recorded" in certificate.headline
+    assert "a trainer may make its own" in str(certificate)
+
+
+def test_backward_passes_that_wait_in_vain_are_dropped_with_one_warning(tmp_path: Path) -> None:
+    model = network()
+    recorder = record(model, sgd(model), tmp_path / "run").start()
+    with pytest.warns(UserWarning, match="were not followed by a step of their optimiser") as warned:
+        backward_often(model, 2100)
+    recorder.stop()
+    assert len(warned) == 1
+    assert "2,1" in recorder.notes[-1]
+
+
+def test_the_other_optimiser_goes_on_while_one_is_idle(tmp_path: Path) -> None:
+    model = network()
+    stepped, idle = sgd(model[0]), sgd(model[1])
+    recorder = record(model, [stepped, idle], tmp_path / "run").start()
+    with pytest.warns(UserWarning, match="through '1' were not followed"):
+        backward_often(model, 1030, stepped)
+    idle.step()
+    recorder.stop()
+    assert dualform.load(tmp_path / "run").verify().ok
+
+
+def test_a_step_after_hundreds_of_backward_passes_is_recorded(tmp_path: Path) -> None:
+    model = network()
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(300):
+            backward(model)
+        optimizer.step()
+    assert dualform.load(tmp_path / "run").verify().ok
+
+
+def test_a_part_that_another_optimiser_trains_is_not_certified(tmp_path: Path) -> None:
+    model = network(nn.LayerNorm(4))
+    passed, own = sgd(nn.ModuleList([model[0], model[2]])), sgd(model[1])
+    with pytest.warns(UserWarning, match="1: no optimiser that was passed steps it"):
+        recorder = record(model, passed, tmp_path / "run").start()
+    backward_often(model, 3, passed, own)
+    recorder.stop()
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert certificate.status == "not exact"
+    assert {*certificate.moved} == {"1.weight", "1.bias"}
+    assert "not by a recorded step" in certificate.headline
+
+
+def test_a_part_that_was_frozen_and_is_trained_later_is_not_certified(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    model[0].requires_grad_(False)
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+        model[0].requires_grad_(True)
+        step(model, optimizer)
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert not certificate.ok
+    assert {*certificate.moved} == {"0.weight", "0.bias"}
+
+
+def test_best_weights_that_are_loaded_at_the_end_are_no_part_of_the_run(tmp_path: Path) -> None:
+    model = network(nn.BatchNorm1d(4))
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        best = copy.deepcopy(model.state_dict())
+        for _ in range(4):
+            step(model, optimizer)
+        last = copy.deepcopy(model.state_dict())
+        model.load_state_dict(best)
+    memory = dualform.load(tmp_path / "run")
+    certificate = memory.verify()
+    assert certificate.ok
+    assert certificate.steps_certified == 4
+    assert "other weights were loaded after step 4" in recorder.notes[0]
+    assert memory.notes == recorder.notes
+    assert recorder.notes[0] in str(certificate)
+    assert_close(memory.model(model).state_dict(), last)
+
+
+def test_weights_that_are_loaded_and_put_back_do_not_matter(tmp_path: Path) -> None:
+    """As an average of weights is, to be evaluated in the midst of a training."""
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(3):
+            step(model, optimizer)
+            kept = copy.deepcopy(model.state_dict())
+            model.load_state_dict({name: tensor * 0 for name, tensor in kept.items()})
+            model.load_state_dict(kept)
+            recorder.sync()
+    assert dualform.load(tmp_path / "run").verify().ok
+
+
+def test_weights_that_are_swapped_at_the_end_are_a_note(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for i in range(4):
+            step(model, optimizer)
+            if i == 2:
+                recorder.sync()
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert certificate.ok
+    assert (certificate.steps_certified, certificate.steps) == (3, 4)
+    assert "weights were changed after step 4" in str(certificate)
+
+
+def test_a_checkpoint_of_swapped_weights_is_refused(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        step(model, optimizer)
+        kept = [parameter.detach().clone() for parameter in model.parameters()]
+        for parameter in model.parameters():
+            parameter.data.mul_(0.5)
+        with pytest.raises(ParameterChanged, match="call recorder.sync\\(\\) before that"):
+            recorder.sync()
+        for parameter, data in zip(model.parameters(), kept, strict=True):
+            parameter.data.copy_(data)
+        recorder.sync()
+    assert dualform.load(tmp_path / "run").verify().ok
