@@ -42,11 +42,8 @@ def _slots(run: Run, layer: Layer, shards: Sequence[Shard]) -> dict[str, Array]:
     for name in ("keys", "key_exponent"):
         if f"{prefix}/{name}" in shards[0]:
             arrays[f"{prefix}/{name}"] = _joined(f"{prefix}/{name}", shards)[index]
-    for tag, kind in run.tags.items():
-        columns = [shard.tag(layer.name, tag) for shard in shards]
-        if kind == "string":
-            columns = [shard.strings(layer.name, tag)[codes] for shard, codes in zip(shards, columns, strict=True)]
-        arrays[f"tags/{layer.name}/{tag}"] = np.concatenate(columns)  # as wide as the widest shard needs
+    for tag in run.tags:  # as wide as the widest shard needs
+        arrays[f"tags/{layer.name}/{tag}"] = np.concatenate([shard.decoded(layer.name, tag) for shard in shards])
     return arrays
 
 

@@ -258,7 +258,7 @@ class Memory:
         for name, dual in duals.items():
             progress(name)
             weights[name] = dual.group_weights(grouping)
-        return GroupWeights(Table(grouping.columns), weights, self._assemble, summed_up=self._is_summed_up())
+        return GroupWeights(Table(grouping.columns()), weights, self._assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
         """Return a copy of the model with the parameters of this view: `memory.without(label=9).model(model)`.

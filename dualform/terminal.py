@@ -149,13 +149,16 @@ def certificate(result: "Certificate") -> Iterator[Any]:
         grid = _grid("")
         for name, justify in {"parameter": "left", "relative error": "right", "": "left"}.items():
             grid.add_column(name, justify=justify)  # type: ignore[arg-type]
-        for layer in content["layers"].values():
+        for layer in [*content["layers"].values(), *([content["accounted"]] if content["accounted"] else [])]:
             for name, facts in layer["parameters"].items():
                 verdict = facts["note"] or ("ok" if layer["ok"] else "layer NOT EXACT")
                 grid.add_row(name, f"{facts['relative_error']:.1e}", verdict)
         yield grid
     certified = "" if result.keys_only else f"{result.steps_certified:,} of {result.steps:,} steps certified, "
     yield f"{certified}{result.steps_audited:,} audited while recording (residual {result.worst_residual:.1e} at worst)"
+    for name, share in result.moved.items():
+        yield Text(f"{name} moved by {share:.1e} of its size, not by a recorded step", style="red")
+    yield from (f"note: {note}" for note in result.notes)
     if result.unread:
         yield Text(f"not read: {result.unread}", style="red")
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.kinds.keys import add_by_group
-from dualform.slots import Block, Grouping
+from dualform.slots import Block, ByTags, Grouping
 
 Array = NDArray[Any]
 Factors = Callable[[Block], Tensor]  # (slots,): what each slot of a block counts for, not negative
@@ -180,9 +180,10 @@ class TotalFold:
 
 def groups_of_examples(grouping: Grouping, by: Sequence[str], examples: Array) -> NDArray[np.int64]:
     """Return the group of each example, by those of its tags."""
-    group, columns = np.zeros(len(examples), dtype=np.int64), grouping.columns
+    assert isinstance(grouping, ByTags)  # examples are slots that share a tag
+    group, places = np.zeros(len(examples), dtype=np.int64), grouping.places(examples)
     for name in by:
-        known, code = np.unique(columns[name][examples], return_inverse=True)
+        known, code = np.unique(places[name], return_inverse=True)
         group = group * len(known) + code.reshape(-1)
     return group
 
@@ -223,9 +224,8 @@ class VisitsFold:
     def finish(self) -> dict[str, Array]:
         """Return the groups that have slots, as columns."""
         visited = np.flatnonzero(self._count)
-        columns = {name: values[visited] for name, values in self._grouping.columns.items()}
         return {
-            **columns,
+            **self._grouping.columns(visited),
             "visits": self._count[visited],
             "first_step": self._first[visited],
             "last_step": self._last[visited],

@@ -94,7 +94,7 @@ class Top:
         facts = lookup(batch, best.slot, with_coefficient=True)
         columns = {"query": best.query, "score": best.score, "slot": best.slot, **facts}
         if self.by is not None:
-            columns |= {name: values[best.group] for name, values in batch.grouping(self.by).columns.items()}
+            columns |= batch.grouping(self.by).columns(best.group)
         return Table(columns)
 
     def _table_of_examples(self, batch: QueryBatch, best: BestSlots, visits: Visits) -> Table:
@@ -126,7 +126,7 @@ class _Sum:
             if isinstance(totals, Route):
                 return self._as_table(batch, totals)
             groups, count = totals.shape  # (groups, queries)
-            columns = batch.grouping(self._sums.by).columns
+            columns = batch.grouping(self._sums.by).columns()
             repeated = {name: np.tile(values, count) for name, values in columns.items()}
             query = np.repeat(np.arange(count), groups)
             return Table({"query": query, **repeated, "total": totals.mT.reshape(-1).numpy()})

@@ -147,13 +147,7 @@ def groups_of(run: Run, by: By) -> ByTags:
         raise QueryError("to group slots takes at least one tag: by='label'")
     used = [layer for layer in run.layers.values() if run.slots(layer.name)]
     groupings = [ByTags.of(run, layer, by) for layer in used or list(run.layers.values())[:1]]
-    if len(groupings) == 1:
-        return groupings[0]
-    columns = [grouping.columns for grouping in groupings]
-    categories = {name: np.unique(np.concatenate([column[name] for column in columns])) for name in columns[0]}
-    shape = tuple(len(known) for known in categories.values())
-    places = [tuple(np.searchsorted(categories[name], column[name]) for name in categories) for column in columns]
-    return ByTags(categories, np.unique(np.concatenate([np.ravel_multi_index(place, shape) for place in places])))
+    return groupings[0] if len(groupings) == 1 else ByTags.union(groupings)
 
 
 def check_memory(run: Run, grouping: ByTags, max_bytes: int) -> None:

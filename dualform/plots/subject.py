@@ -120,7 +120,7 @@ class Tasks:
         task, label = key
         if task not in self.names:
             raise UnknownName("task", task, self.names)
-        if not 0 <= label < len(self.names[task]):
+        if label not in range(len(self.names[task])):
             raise UnknownName(f"label of {task}", label, range(len(self.names[task])))
 
 

@@ -1,5 +1,6 @@
 """Slots by group: by the values of one or more tags, or by stretches of training time."""
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -7,22 +8,22 @@ from numpy.typing import NDArray
 
 from dualform.errors import QueryError, UnknownName
 from dualform.slots.blocks import Block
-from dualform.slots.selection import distinct
+from dualform.slots.tag_values import TagValues
 from dualform.store import Layer, Run
 
 Array = NDArray[Any]
 By = str | tuple[str, ...]
+ALL = slice(None)
 
 
 class Grouping(Protocol):
-    """Numbers each slot's group; `columns` says what the groups are, one entry each."""
+    """Numbers each slot's group; `columns` says what groups are, one entry each."""
 
     @property
     def size(self) -> int:
         """How many groups there are."""
 
-    @property
-    def columns(self) -> dict[str, Array]: ...
+    def columns(self, groups: Array | slice = ALL) -> dict[str, Array]: ...
 
     def codes(self, block: Block) -> NDArray[np.int64]: ...
 
@@ -35,15 +36,14 @@ def grouping_of(run: Run, until: int, layer: str, by: By | int | None) -> Groupi
 
 
 class ByTags:
-    """Groups by tag values; of several tags, the combinations that occur.
+    """Groups by tag values; of several tags, the combinations that occur. Slots without a value are a group, too.
 
     `combined` has the sorted codes of these: the first tag's place among its values, times their number, and so on.
     """
 
-    def __init__(self, categories: dict[str, Array], combined: NDArray[np.int64]) -> None:
+    def __init__(self, categories: dict[str, TagValues], combined: NDArray[np.int64]) -> None:
         self.categories, self._combined, self.size = categories, combined, len(combined)
-        self._places = {name: _SortedLookup(known) for name, known in categories.items()}
-        self._groups = _SortedLookup(combined)
+        self._groups = TagValues(combined)
 
     @classmethod
     def of(cls, run: Run, layer: Layer, by: By) -> "ByTags":
@@ -51,9 +51,9 @@ class ByTags:
         for name in names:
             if name not in run.tags:
                 raise UnknownName("tag", name, run.tags)
-        categories = {name: distinct(run, layer.name, name) for name in names}
+        categories = {name: TagValues.of(run, layer.name, name) for name in names}
         if len(names) == 1:
-            return cls(categories, np.arange(len(categories[names[0]])))
+            return cls(categories, np.arange(categories[names[0]].size))
         everything = cls(categories, np.empty(0, dtype=np.int64))
         from_shards = [
             np.unique(everything._combine({name: shard.decoded(layer.name, name) for name in names}))
@@ -62,42 +62,35 @@ class ByTags:
         ]
         return cls(categories, np.unique(np.concatenate(from_shards)))
 
-    @property
-    def columns(self) -> dict[str, Array]:
-        rest, columns = self._combined, {}
+    @classmethod
+    def union(cls, groupings: "Sequence[ByTags]") -> "ByTags":
+        """Return the groups that are in any of these, which are by the same tags."""
+        names = list(groupings[0].categories)
+        categories = {name: TagValues.union([grouping.categories[name] for grouping in groupings]) for name in names}
+        everything = cls(categories, np.empty(0, dtype=np.int64))
+        return cls(categories, np.unique(np.concatenate([everything._combine(each.columns()) for each in groupings])))
+
+    def columns(self, groups: Array | slice = ALL) -> dict[str, Array]:
+        return {name: self.categories[name].take(places) for name, places in self.places(groups).items()}
+
+    def places(self, groups: Array | slice = ALL) -> dict[str, NDArray[np.int64]]:
+        """Return the place of each group's value among those of a tag, for each tag."""
+        rest, places = self._combined[groups], {}
         for name in reversed(self.categories):
-            rest, code = np.divmod(rest, len(self.categories[name]))
-            columns[name] = self.categories[name][code]
-        return dict(reversed(columns.items()))
+            rest, places[name] = np.divmod(rest, self.categories[name].size)
+        return dict(reversed(places.items()))
 
     def codes(self, block: Block) -> NDArray[np.int64]:
         if len(self.categories) == 1:  # then every value is a group
-            ((name, places),) = self._places.items()
-            return places.of(block.tag(name))
-        return self._groups.of(self._combine({name: block.tag(name) for name in self.categories}))
+            ((name, known),) = self.categories.items()
+            return known.places(block.tag(name))
+        return self._groups.places(self._combine({name: block.tag(name) for name in self.categories}))
 
     def _combine(self, columns: dict[str, Array]) -> NDArray[np.int64]:
         code = np.zeros(1, dtype=np.int64)
         for name, known in self.categories.items():
-            code = code * len(known) + self._places[name].of(columns[name])
+            code = code * known.size + known.places(columns[name])
         return code
-
-
-class _SortedLookup:
-    """Looks up where values are among sorted ones; whole numbers that are close together by a table."""
-
-    def __init__(self, known: Array) -> None:
-        self._known, self._table = known, None
-        if known.dtype.kind == "i" and len(known) and int(known[-1]) - int(known[0]) < 4 * len(known):
-            self._table = np.zeros(int(known[-1]) - int(known[0]) + 1, dtype=np.int64)
-            self._table[known.astype(np.int64) - int(known[0])] = np.arange(len(known))
-
-    def of(self, values: Array) -> NDArray[np.int64]:
-        if self._table is None:
-            return np.searchsorted(self._known, values)
-        # widened first: a difference may not fit the narrow type of a stored tag
-        places: NDArray[np.int64] = self._table[values.astype(np.int64) - int(self._known[0])]
-        return places
 
 
 class ByTime:
@@ -108,10 +101,9 @@ class ByTime:
             raise QueryError(f"bins must be at least 1, not {bins}")
         self.size, self._until = bins, until
 
-    @property
-    def columns(self) -> dict[str, Array]:
+    def columns(self, groups: Array | slice = ALL) -> dict[str, Array]:
         edges = -(-np.arange(self.size + 1) * self._until // self.size)  # the first step of each bin
-        return {"first_step": edges[:-1], "last_step": edges[1:]}
+        return {"first_step": edges[:-1][groups], "last_step": edges[1:][groups]}
 
     def codes(self, block: Block) -> NDArray[np.int64]:
         return block.steps * self.size // max(self._until, 1)
@@ -122,9 +114,8 @@ class OneGroup:
 
     size = 1
 
-    @property
-    def columns(self) -> dict[str, Array]:
-        return {"group": np.array(["all"])}
+    def columns(self, groups: Array | slice = ALL) -> dict[str, Array]:
+        return {"group": np.array(["all"])[groups]}
 
     def codes(self, block: Block) -> NDArray[np.int64]:
         return np.zeros(len(block), dtype=np.int64)

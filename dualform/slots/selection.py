@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import NotRecorded, UnknownName
+from dualform.slots.tag_values import TagValues
 from dualform.store import Run, Shard
 
 Array = NDArray[Any]
@@ -17,7 +18,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Condition:
-    """Slots where every tag has one of the given values, or, inverted, all other slots."""
+    """Slots where every tag has one of the given values, or, inverted, all other slots. None: they have no value."""
 
     values: Mapping[str, tuple[Any, ...]]
     inverted: bool = False
@@ -25,11 +26,27 @@ class Condition:
     def mask(self, shard: Shard, layer: str, steps: Array, slots: Array) -> Mask:
         mask = np.ones(len(steps), dtype=bool)
         for name, wanted in self.values.items():
-            column = {"step": steps, "slot": slots}[name] if name in ("step", "slot") else shard.tag(layer, name)
-            if shard.info.tags.get(name) == "string":
-                wanted = tuple(np.flatnonzero(np.isin(shard.strings(layer, name), wanted)))
-            mask &= np.isin(column, np.array(wanted)) if wanted else False
+            if name in ("step", "slot"):
+                mask &= _isin({"step": steps, "slot": slots}[name], wanted)
+            else:
+                mask &= _has_tag(shard, layer, name, wanted)
         return ~mask if self.inverted else mask
+
+
+def _has_tag(shard: Shard, layer: str, tag: str, wanted: tuple[Any, ...]) -> Mask:
+    """Return which of a shard's slots have one of these values of a tag."""
+    values = tuple(value for value in wanted if value is not None)
+    if shard.info.tags[tag] == "string":
+        values = tuple(np.flatnonzero(_isin(shard.strings(layer, tag), values)))
+    column, untagged = shard.tag(layer, tag)
+    mask = _isin(column, values)
+    if untagged is None:
+        return mask
+    return mask | untagged if None in wanted else mask & ~untagged
+
+
+def _isin(column: Array, wanted: tuple[Any, ...]) -> Mask:
+    return np.isin(column, np.array(wanted)) if wanted else np.zeros(len(column), dtype=bool)
 
 
 @dataclass(frozen=True)
@@ -69,31 +86,11 @@ def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
             continue
         if name not in run.tags:
             raise UnknownName("tag", name, [*run.tags, "step", "slot"])
-        known = set().union(*(distinct(run, layer, name).tolist() for layer in run.layers))
+        known = set().union(*(TagValues.of(run, layer, name).to_list() for layer in run.layers))
         for value in listed:
             if value not in known:
-                raise UnknownName(f"value of tag {name!r}:", value, sorted(known))
+                raise UnknownName(f"value of tag {name!r}:", value, sorted(known, key=lambda v: (v is None, v)))
     return Condition(values, inverted)
-
-
-def distinct(run: Run, layer: str, tag: str) -> Array:
-    """Return all values that a tag takes in a layer's slots, sorted."""
-    per_shard = []
-    for shard in (shard for _, shard in run.chapters if shard.slots(layer)):
-        values = _unique(shard.tag(layer, tag))
-        per_shard.append(shard.strings(layer, tag)[values] if run.tags[tag] == "string" else values)
-    return _unique(np.concatenate(per_shard)) if per_shard else np.empty(0, dtype=np.int8)
-
-
-def _unique(column: Array) -> Array:
-    """Do what np.unique does; integers that are close together, such as positions in a text, without sorting."""
-    if column.dtype.kind == "i" and len(column):
-        low, high = int(column.min()), int(column.max())
-        if high - low < 4 * len(column):
-            present = np.zeros(high - low + 1, dtype=bool)
-            present[column.astype(np.int64) - low] = True  # a difference may not fit the narrow type of a stored tag
-            return np.flatnonzero(present) + low
-    return np.unique(column)
 
 
 def _listed(value: Any) -> tuple[Any, ...]:

@@ -12,7 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.codec.sparse import without_zeros
-from dualform.store.schema import audit_tensor, buffer_tensor, gradient_tensor, ledger_tensor, slot_tensor
+from dualform.store.schema import (
+    audit_tensor,
+    buffer_tensor,
+    gradient_tensor,
+    ledger_tensor,
+    slot_tensor,
+    tag_tensor,
+)
 from dualform.store.shard_file import Column, neighbours_joined
 
 Array = NDArray[Any]
@@ -26,7 +33,7 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
     values: Array | None  # (n, d_out); None: keys only
     value_exponent: Array | None
     factors: Array  # (trained parts,): how much of the pass was in the step's gradient
-    tags: Mapping[str, Array]  # (n,) each
+    tags: Mapping[str, Array]  # (n,) each; masked where slots belong to no single example, and have no such tag
     may_repeat: bool  # the keys do not depend on anything trained: they may come again
     visits: Array | None = None  # (n,): how many slots each of these is the sum of, in a merged memory
 
@@ -136,13 +143,24 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     return {slot_tensor(layer, name): column for name, column in columns.items()}
 
 
-def tag_column(blocks: list[Array]) -> tuple[Column, list[str] | None]:
-    """Return a tag's column in the narrowest integers that hold it; strings become codes, and their texts a list."""
-    whole = np.concatenate(blocks)
+def tag_columns(layer: str, tag: str, blocks: list[Array]) -> tuple[dict[str, Column], list[str] | None]:
+    """Return a tag's column in the narrowest integers that hold it; strings become codes, and their texts a list.
+
+    Slots without a value have 0 in it, and are told in a column of their own.
+    """
+    whole = np.concatenate([np.ma.getdata(block) for block in blocks])
+    untagged = np.concatenate([np.ma.getmaskarray(block) for block in blocks])
+    stored, texts = whole, None
     if whole.dtype.kind in "US":
-        strings, codes = np.unique(whole, return_inverse=True)
-        return Column([_narrow(codes.astype(np.int64))]), [str(text) for text in strings]
-    return Column([_narrow(whole) if whole.dtype == np.int64 else whole]), None
+        strings, codes = np.unique(whole[~untagged], return_inverse=True)
+        stored, texts = np.zeros(len(whole), dtype=np.int64), [str(text) for text in strings]
+        stored[~untagged] = codes
+    elif untagged.any():
+        stored = np.where(untagged, np.zeros((), dtype=whole.dtype), whole)
+    columns = {tag_tensor(layer, tag): Column([_narrow(stored) if stored.dtype == np.int64 else stored])}
+    if untagged.any():
+        columns[tag_tensor(layer, tag, "untagged")] = Column([untagged])
+    return columns, texts
 
 
 def _narrow(whole: Array) -> Array:

@@ -71,8 +71,9 @@ def slot_tensor(layer: str, column: str) -> str:
     return f"{SLOTS}{layer}/{column}"
 
 
-def tag_tensor(layer: str, tag: str) -> str:
-    return f"tags/{layer}/{tag}"
+def tag_tensor(layer: str, tag: str, what: str = "tags") -> str:
+    """Return the name of a tag's column; or, if `what` is "untagged", of that which says where it has no value."""
+    return f"{what}/{layer}/{tag}"
 
 
 def audit_tensor(layer: str) -> str:

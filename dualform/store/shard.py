@@ -211,20 +211,34 @@ class Shard:
         self._check_within(self[name], 1, _MAX_VISITS, name)
         return self[name]
 
-    def tag(self, layer: str, tag: str) -> Array:
-        """Return a tag's column, strings as their codes: `strings` has the texts."""
-        name = tag_tensor(layer, tag)
+    def tag(self, layer: str, tag: str) -> tuple[Array, NDArray[np.bool_] | None]:
+        """Return a tag's column, and where it says nothing, since slots have no value of the tag; None: nowhere.
+
+        Strings are there as their codes: `strings` has the texts.
+        """
+        name, untagged = tag_tensor(layer, tag), None
         column = self[name]
+        if (missing := tag_tensor(layer, tag, "untagged")) in self._tensors:
+            untagged = self[missing]
+            self._check_within(untagged.view(np.uint8), 0, 2, missing)
         if self.info.tags[tag] == "string":
-            self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), name)
+            self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), name, untagged)
         if self.info.tags[tag] == "bool":
             self._check_within(column.view(np.uint8), 0, 2, name)
-        return column
+        return column, untagged
 
     def decoded(self, layer: str, tag: str, rows: slice | Array = slice(None)) -> Array:
-        """Return some rows of a tag's column, strings as strings."""
-        column = self.tag(layer, tag)[rows]
-        return self.strings(layer, tag)[column] if self.info.tags[tag] == "string" else column
+        """Return some rows of a tag's column, strings as strings; as objects, if one of them has no value: None."""
+        column, untagged = self.tag(layer, tag)
+        missing = None if untagged is None or not untagged[rows].any() else untagged[rows]
+        present = column[rows] if missing is None else column[rows][~missing]
+        if self.info.tags[tag] == "string":
+            present = self.strings(layer, tag)[present]
+        if missing is None:
+            return present
+        values = np.full(len(missing), None, dtype=object)
+        values[~missing] = present
+        return values
 
     def strings(self, layer: str, tag: str) -> Array:
         """Return the text of each code; long ones as objects, since in a numpy array all are as wide as the longest."""
@@ -236,8 +250,12 @@ class Shard:
         for name in self._tensors:
             self[name]
 
-    def _check_within(self, column: Array, low: int, end: int, name: str) -> None:
-        if (name, end) in self._within or not len(column):
+    def _check_within(self, column: Array, low: int, end: int, name: str, but: Array | None = None) -> None:
+        """Raise unless all numbers are in a range, but for those at some places."""
+        if (name, end) in self._within:
+            return
+        column = column if but is None else column[~but]
+        if not len(column):
             return
         if not (low <= int(column.min()) and int(column.max()) < end):
             raise RunError(f"{self.path} is a corrupt shard: {name} is not between {low} and {end - 1}")

@@ -155,6 +155,8 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
 def _take_tags(table: _Table, layer: Layer, info: ShardInfo, slots: int) -> None:
     for tag, kind in info.tags.items():
         table.take(tag_tensor(layer.name, tag), _TAGS[kind], (slots,))
+        if (untagged := tag_tensor(layer.name, tag, "untagged")) in table:
+            table.take(untagged, ("BOOL",), (slots,))
         texts = info.strings.get(f"{layer.name}/{tag}")
         if kind == "string" and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
             raise ValueError(f"the texts of tag {tag!r} are missing")

@@ -15,11 +15,11 @@ import numpy as np
 
 from dualform.errors import DualformError, StorageError
 from dualform.store.backend import Lock, Where, open_backend
-from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_column
+from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_columns
 from dualform.store.codec.dedup import KeyPool
 from dualform.store.directory import claim
 from dualform.store.parse import manifest_from_json
-from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor, tag_tensor
+from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor
 from dualform.store.shard import Shard
 from dualform.store.shard_file import Column, write_shard
 from dualform.store.validate import check_contents
@@ -155,8 +155,8 @@ class RunWriter:
                 continue
             columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [rows for _, rows in passes])
             for tag in chapter.tags:
-                column, texts = tag_column([rows.tags[tag] for _, rows in passes])
-                columns[tag_tensor(layer, tag)] = column
+                of_tag, texts = tag_columns(layer, tag, [rows.tags[tag] for _, rows in passes])
+                columns |= of_tag
                 if texts is not None:
                     strings[f"{layer}/{tag}"] = texts
         info = ShardInfo(

@@ -99,6 +99,7 @@ def passages(text: Text, table: Table, most: int = 3, around: int | None = None)
     Args:
         text: the text that was trained on.
         table: hits of one query, best first, with columns `position` and `score`; `visits` and `step` are optional.
+            Hits without a position are left out.
         most: maximum number of passages.
         around: how many tokens a passage reaches to either side of a hit, 12 words or 60 characters by default;
             of characters, words at the ends that would be cut in two are left out.
@@ -150,6 +151,9 @@ def _hits(text: Text, table: Table) -> list[Mark]:
     if "query" in table.columns and len(np.unique(table["query"])) > 1:
         raise QueryError("the table has several queries, expected one: choose it with .where(query=...)")
     positions, scores = table["position"], table["score"]
+    rows = [row for row in table.rows() if row["position"] is not None]
+    if positions.dtype == object and all(isinstance(row["position"], int) for row in rows):
+        positions = np.array([row["position"] for row in rows], dtype=np.int64)
     if positions.dtype.kind not in "iu":
         raise QueryError(f"positions must be integers, the table has {positions.dtype}")
     outside = positions[(positions < 0) | (positions >= len(text))]
@@ -161,7 +165,7 @@ def _hits(text: Text, table: Table) -> list[Mark]:
     if not np.isfinite(scores).all():
         raise QueryError("the table has scores that are NaN or infinite")
     marks: dict[int, Mark] = {}
-    for row in table.rows():
+    for row in rows:
         mark = Mark(row["position"], float(row["score"]), row.get("visits"), row.get("step"))
         marks.setdefault(mark.position, mark)
     return list(marks.values())

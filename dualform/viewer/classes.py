@@ -51,7 +51,7 @@ class Classes:
         by = tuple(tag for tag in (TASK, LABEL) if memory.tags.get(tag) in ("int", "string"))
         if not memory.layers or LABEL not in by:
             return cls((), (), (), names)
-        rows: list[Row] = list(memory.visits(memory.layers[0], by=by).rows())
+        rows = _rows_with_classes(memory, by)
         if len(rows) > _MAX_CLASSES:
             return cls((), (), (), names)
         entries, tasks = list[Class](), list[TaskSpan]()
@@ -68,6 +68,8 @@ class Classes:
 
     def number(self, task: object, label: object) -> int | None:
         """Return the number of the class with this task, if there are tasks, and this label."""
+        if TASK in self.by and task is None:
+            return None
         return self._numbers.get((str(task) if TASK in self.by else None, label))
 
     @cached_property
@@ -77,6 +79,15 @@ class Classes:
     def of_row(self, row: Row) -> int | None:
         """Return the number of the class of a row of a table."""
         return self.number(row.get(TASK), row.get(LABEL))
+
+
+def _rows_with_classes(memory: Memory, by: tuple[str, ...]) -> list[Row]:
+    """Count the slots of each class in the first layer that has any: slots without a task or label have no class."""
+    for layer in memory.layers:
+        rows = [row for row in memory.visits(layer, by=by).rows() if None not in (row[name] for name in by)]
+        if rows:
+            return list[Row](rows)
+    return []
 
 
 def _rows_by_task(rows: Sequence[Row]) -> dict[str | None, list[Row]]:

@@ -122,14 +122,17 @@ def muted(sets: Sequence[MuteSet]) -> list[str]:
     """Make the model with the slots of these sets muted."""
     lines, views = [], ""
     if any(mute_set.positions for mute_set in sets):
-        lines = ['visited = memory.visits(memory.layers[0], by="position")["position"]']
+        lines = [
+            'tables = [memory.visits(layer, by="position") for layer in memory.layers]',
+            'visited = {position for table in tables for position in table["position"].tolist()} - {None}',
+        ]
     for mute_set in sets:
         conditions = [f"{name}={list(values)!r}" for name, values in mute_set.tags]
         if mute_set.steps:
             conditions.append(f"step=range({mute_set.steps[0]}, {mute_set.steps[1]})")
         if mute_set.positions:
             first, end = mute_set.positions
-            conditions.append(f"position=visited[(visited >= {first}) & (visited < {end})]")
+            conditions.append(f"position=[position for position in visited if {first} <= position < {end}]")
         views += f".without({', '.join(conditions)})"
     return [*lines, f"muted = memory{views}.model(model)"]
 

@@ -34,6 +34,8 @@ def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
         "path": str(memory.path),
         **{name: summary[name] for name in ("created", "software", "steps", "bytes", "ended", "optimizers", "tags")},
         "stored": f"{stored} in {summary['storage']['dtype']}",
+        "coverage": {"text": str(memory.coverage), "attributed": memory.coverage.attributed},
+        "notes": memory.notes,
         "layers": [{"name": name, **about} for name, about in summary["layers"].items()],
         "snapshots": summary["snapshots"],
         "kind": run.kind,

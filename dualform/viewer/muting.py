@@ -121,7 +121,15 @@ class Muting:
     def _is_of_classes(self, mute_set: MuteSet) -> bool:
         """Return whether a set is made of whole classes."""
         ranged = mute_set.steps is not None or mute_set.positions is not None
-        return not ranged and {name for name, _ in mute_set.tags} <= {*self._run.classes.by}
+        names, by = {name for name, _ in mute_set.tags}, {*self._run.classes.by}
+        return not ranged and (names == by or (names < by and not self._partly_tagged))
+
+    @cached_property
+    def _partly_tagged(self) -> bool:
+        """Whether some slots have a task but no label, or a label but no task, and so are in no class."""
+        by = self._run.classes.by
+        rows = (row for layer in self._memory.layers for row in self._memory.visits(layer, by=by).rows())
+        return any(len({row[name] is None for name in by}) > 1 for row in rows)
 
     def _classes(self, sets: Sequence[MuteSet]) -> list[int]:
         """Return the classes that are in sets of classes."""
@@ -162,11 +170,14 @@ class Muting:
 
     @cached_property
     def _positions(self) -> NDArray[np.int64]:
-        """Positions that training has come by, ascending."""
+        """Positions that training has come by, ascending: those of the first layer whose slots have any."""
         if POSITION not in self._memory.tags:
             raise Refused(f"the run has no tag {POSITION!r}")
-        positions: NDArray[np.int64] = self._memory.visits(self._memory.layers[0], by=POSITION)[POSITION]
-        return positions
+        for layer in self._memory.layers:
+            visited = self._memory.visits(layer, by=POSITION)[POSITION].tolist()
+            if positions := [position for position in visited if position is not None]:
+                return np.array(positions)
+        return np.empty(0, dtype=np.int64)  # no slot is at a single position
 
 
 @contextmanager

@@ -5,13 +5,14 @@ At snapshots a model is there without computing; between them it is summed up fr
 
 import copy
 import threading
+import warnings
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import Refused, listing
+from dualform.errors import Refused
 from dualform.text import Text
 from dualform.viewer import code
 from dualform.viewer.opened_run import OpenedRun
@@ -52,10 +53,7 @@ class Predictions:
             network, model, lines = self.model_at(step), "as_it_was", code.at_step(step)
         assert network is not None
         lines += code.predicted(model, prompt=resolved.token is not None)
-        note, unrecorded, snapshots = None, self._run.memory.unrecorded, self._run.memory.summary()["snapshots"]
-        if step not in snapshots and unrecorded:  # which are known at snapshots only
-            last = max(snapshot for snapshot in snapshots if snapshot <= step)
-            note = f"parameters that were not recorded are those of step {last:,}: {listing(unrecorded, most=5)}"
+        note = self._run.memory.until(step).note
         return (
             _describe(self._run, resolved)
             | prediction(probabilities_for(network, resolved), self._run.text)
@@ -87,7 +85,9 @@ class Predictions:
 
     def _assemble(self, step: int) -> nn.Module:
         assert self._network is not None
-        return self._run.memory.until(step=step).model(self._network).eval()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the answer has the note
+            return self._run.memory.until(step=step).model(self._network).eval()
 
 
 def _choose_stops(run: OpenedRun) -> list[int]:
@@ -96,7 +96,7 @@ def _choose_stops(run: OpenedRun) -> list[int]:
     steps: list[int] = summary["snapshots"]
     if run.network is None:
         return steps
-    exact = "mute" not in run.cannot and not run.memory.unrecorded
+    exact = "mute" not in run.cannot and not run.memory.coverage.snapshots_only
     if len(steps) < _CURVE_STOPS and summary["bytes"] < _SMALL_RUN_BYTES and exact:
         between = torch.linspace(0, run.memory.steps, _CURVE_STOPS).round().long().tolist()
         steps = sorted({*steps, *between})

@@ -18,6 +18,7 @@ from dualform.experiments import demo
 from dualform.experiments.language.network import FACTORY
 from dualform.experiments.training import PAPER, SMALL
 from tests.cli.conftest import call, fails, record
+from tests.store.hostile.forge import Forged
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +45,20 @@ def test_attend_prints_totals_and_top_for_people(run: Path) -> None:
     for words in ("input 0, layer 2", "attention by task, label", "even", "visits", "top ids"):
         assert words in result.stdout
     assert "layer 0" not in result.stdout
+
+
+def test_slots_without_a_tag_are_null_and_none(run: Path) -> None:
+    forged = Forged.of(run)
+    for name in [f"{layer}/{tag}" for layer in ("0", "2") for tag in ("id", "label")]:
+        column = forged.shards[1].tensors[f"tags/{name}"]
+        forged.shards[1].tensors[f"untagged/{name}"] = np.arange(len(column)) % 6 == 3
+        column[3::6] = 0
+    forged.write(run)
+    question = asked(run, "--layer", "2", "--by", "label", "--per", "id")
+    answer = json.loads(call(*question, "--json").stdout)["inputs"][0]["layers"]["2"]
+    assert [row["label"] for row in answer["totals"]] == [0, 1, None]
+    assert {row["id"]: row["visits"] for row in answer["top"]} == dict.fromkeys((0, 1, 2, 4, 5, None), 4)
+    assert "None" in call(*question).stdout
 
 
 def of_the_library(run: Path) -> tuple[dualform.Spotlight, torch.Tensor]:

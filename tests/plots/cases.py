@@ -16,7 +16,7 @@ RIGHT = plots.Case(IMAGE, task="digits", true=1, predicted=1, index=1234)
 WRONG = plots.Case(IMAGE, task="digits", true=0, predicted=2, index=7)
 
 
-def table(rows: Iterable[tuple[str, int, float]], value: str, **more: Sequence[Any]) -> Table:
+def table(rows: Iterable[tuple[str, int | None, float]], value: str, **more: Sequence[Any]) -> Table:
     """Of (task, label, value)."""
     tasks, labels, values = zip(*rows, strict=True)
     columns: dict[str, Sequence[Any]] = {"task": tasks, "label": labels, value: values, **more}

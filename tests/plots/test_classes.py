@@ -51,6 +51,12 @@ def test_layers_are_stacked_and_classes_named_once() -> None:
     assert "attention weight" in written
 
 
+def test_slots_without_a_class_are_not_drawn_as_one() -> None:
+    unlabelled = table([("digits", None, 1.0)], "total")
+    with pytest.raises(UnknownName, match="no label of digits None"):
+        plots.total_per_class(RIGHT, {"layer-0": unlabelled}, ONE)
+
+
 def test_a_class_without_slots_keeps_its_place() -> None:
     (axes,) = panels(plots.attention_per_class(RIGHT, {"layer-0": TOP.where(label=1)}, ONE))
     assert len(hills(axes)) == 1

@@ -76,12 +76,14 @@ def test_groups_are_those_of_a_loop(run: Any, by: tuple[str, ...], bins: int) ->
 
         grouping = ByTags.of(slots.run, slots.layer, by)
         codes = np.concatenate([grouping.codes(block) for block in blocks])
-        known = [tuple(column[group].item() for column in grouping.columns.values()) for group in range(grouping.size)]
+        known = [
+            tuple(column[group].item() for column in grouping.columns().values()) for group in range(grouping.size)
+        ]
         assert [known[code] for code in codes] == values
         assert known == sorted(set(values))
 
         time, steps = ByTime(bins, everything.until), [step for step, _, _ in rows]
         of_time = np.concatenate([time.codes(block) for block in blocks])
-        first, last = (time.columns[name][of_time] for name in ("first_step", "last_step"))
+        first, last = (time.columns()[name][of_time] for name in ("first_step", "last_step"))
         assert all(low <= step < high for low, step, high in zip(first, steps, last, strict=True))
         assert not np.concatenate([OneGroup().codes(block) for block in blocks]).any()

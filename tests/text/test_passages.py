@@ -26,6 +26,15 @@ def test_as_fast_as() -> None:
     assert [passage.score for passage in ranked] == [3, 2, 1]
 
 
+def test_hits_without_a_position_are_left_out() -> None:
+    positions = np.array([None, 20, None], dtype=object)
+    found = passages(sentences, Table({"position": positions, "score": np.array([9.0, 8.0, 7.0])}))
+    assert [one.to_dict() for one in found] == [
+        one.to_dict() for one in passages(sentences, table(20, score=np.full(1, 8.0)))
+    ]
+    assert passages(sentences, Table({"position": positions[[0, 2]], "score": np.ones(2)})) == []
+
+
 def test_for_his_contribution() -> None:
     first, second = (at for at, word in enumerate(SENTENCES.split()) if word == "contribution")
     ranked = passages(sentences, table(second, first), around=2)

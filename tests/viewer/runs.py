@@ -19,6 +19,7 @@ from dualform.text import Text
 from dualform.viewer.api import Api
 from dualform.viewer.opened_run import Companions
 from dualform.viewer.requests import parse_request
+from tests.store.hostile.forge import Forged
 
 SHAPE = (4, 5)
 TASKS = {"triangles": ["none", "small", "large"], "stripes": ["across", "down", "both"]}
@@ -71,6 +72,23 @@ def pictures(path: Path, optimiser: Optimiser = sgd, **storage: Any) -> Path:
         path, inputs=standardised(tests), labels=torch.arange(12) % 3, tasks=torch.arange(12) // 6, images=tests,
         training_images=raw,
     )  # fmt: skip
+    return path
+
+
+def untagged(path: Path) -> Path:
+    """The pictures, some slots of which belong to no single one: all of the first layer's but the last steps'."""
+    pictures(path)
+    forged = Forged.of(path)
+    for number, shard in enumerate(forged.shards[1:5]):  # the last one ends the run, and has no slots
+        for layer in ("0", "2"):
+            slots = np.arange(len(shard.tensors[f"tags/{layer}/id"]))
+            # of each step the first slot has no tags, and the second a label alone
+            missing = {"id": slots % 5 < 2, "label": slots % 5 < 1, "task": slots % 5 < 2}
+            for tag, mask in missing.items():
+                mask |= layer == "0" and number < 3
+                shard.tensors[f"tags/{layer}/{tag}"][mask] = 0
+                shard.tensors[f"untagged/{layer}/{tag}"] = mask
+    forged.write(path)
     return path
 
 

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 import dualform
 from dualform.store.codec import sparse
+from tests.store.hostile.forge import Forged
 
 _STEPS = 3  # one in the shard after the first, two in the last
 _HOWEVER_NARROW = mock.patch.object(sparse, "_MIN_WIDTH", 1)  # zeros are left out of layers of few outputs, too
@@ -100,8 +102,24 @@ def keys_only(path: Path) -> None:
     _train(path, model, optimizer, lambda: torch.randn(2, 2), values=False, dtype="float32")
 
 
+def untagged(path: Path) -> None:
+    """Slots without a value of each tag: the first of each shard, and of the texts in the last one all."""
+    linear(path)
+    forged = Forged.of(path)
+    for tag in ("i", "s", "t"):
+        for shard in forged.shards[1:]:
+            column = shard.tensors[f"tags/0/{tag}"]
+            missing = np.arange(len(column)) == 0
+            column[missing] = 0
+            shard.tensors[f"untagged/0/{tag}"] = missing
+    last = forged.shards[2]
+    last.info["strings"]["0/s"] = []
+    last.tensors["tags/0/s"][:], last.tensors["untagged/0/s"][:] = 0, True
+    forged.write(path)
+
+
 RUNS: Mapping[str, Callable[[Path], None]] = {
-    made.__name__: made for made in (linear, relu, adam, adagrad, nadam, lstm, embedding, merged, keys_only)
+    made.__name__: made for made in (linear, relu, adam, adagrad, nadam, lstm, embedding, merged, keys_only, untagged)
 }
 
 

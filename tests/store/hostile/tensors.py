@@ -116,6 +116,31 @@ NUMBERS = [
     Case("text -1", poke("tags/0/s", -1)),
     Case("a text that is not there", poke("tags/0/s", 2)),
     Case("a truth that is 2", partial(poke_byte, 1, "tags/0/t", 2)),
+    Case(
+        "untagged, and neither true nor false",
+        partial(poke_byte, 1, "untagged/0/i", 2),
+        run="untagged",
+        says="untagged",
+    ),
+    *(
+        Case(f"untagged of shape {shape}", replace("untagged/0/i", partial(np.resize, new_shape=shape)), run="untagged")
+        for shape in ((1,), (3,), (0,), (2, 1), ())
+    ),
+    Case("untagged as bytes", replace("untagged/0/i", lambda missing: missing.view(np.uint8)), run="untagged"),
+    Case("a text that is not there, of a slot that has one", poke("tags/0/s", 2, 1), run="untagged"),
+    Case("a text that is not there, of a slot that has none", poke("tags/0/s", 2), run="untagged", refused=False),
+    Case("slots with values that are not there", replace("untagged/0/s", np.zeros_like, 2), LAST, "untagged"),
+    Case("all said to be untagged", replace("untagged/0/s", np.ones_like), run="untagged", refused=False),
+    Case(
+        "untagged, of no tag",
+        lambda f: put(f.shards[1].tensors, ["untagged/0/x"], np.zeros(2, np.bool_)),
+        says="does not belong",
+    ),
+    Case(
+        "untagged, of no layer",
+        lambda f: put(f.shards[1].tensors, ["untagged/1/i"], np.zeros(2, np.bool_)),
+        says="does not belong",
+    ),
     Case("a visit that never came", poke("slots/0/visits", 0), run="merged"),
     Case("fewer visits than none", poke("slots/0/visits", -5), run="merged"),
     Case("2^62 visits", poke("slots/0/visits", 2**62), run="merged"),

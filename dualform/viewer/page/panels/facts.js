@@ -46,6 +46,8 @@ function pairs(run) {
       `${number(run.steps)} steps of ${run.optimizers.join(", ")}${run.ended === "complete" ? "" : ` (${run.ended ?? "cut off, or still being recorded"})`}`,
     ],
     ["Tasks", times.length ? times.join("; ") : null],
+    ["Coverage", run.coverage?.text ?? null],
+    ["Notes", run.notes?.length ? run.notes.join("; ") : null],
     ["Stored", `${run.stored}, ${bytes(run.bytes)}, ${stops(run)}`],
     ["Tags", tags || "none"],
     ["Recorded", [when(run.created), run.software].filter(Boolean).join(", with ")],

@@ -27,10 +27,20 @@ function measuring(share) {
   return {text: `measuring …${part}`, kind: "busy", title: "How exact the run is, is being measured"};
 }
 
-function measured({ok, headline, keys_only: keysOnly, relative_error: error}) {
+function measured({status, headline, keys_only: keysOnly, moved, relative_error: error}) {
   if (keysOnly) return {text: "keys only: no certificate", kind: "none", title: NEEDS_VALUES};
-  const text = ok ? `dual = primal to ${number(error)}` : `not exact: error ${number(error)}`;
-  return {text, kind: ok ? "ok" : "bad", title: headline};
+  if (status === "not certifiable") return {text: "not certifiable", kind: "none", title: headline};
+  const [first] = Object.keys(moved ?? {});
+  const wrong = first === undefined ? `error ${number(error)}` : `${first} moved by other means`;
+  const text = status === "exact" ? `dual = primal to ${number(error)}` : `not exact: ${wrong}`;
+  return {text, kind: status === "exact" ? "ok" : "bad", title: headline};
+}
+
+/** How much of the model all of this is about. */
+function coverageText({coverage}) {
+  if (!coverage) return "";
+  const share = coverage.attributed === 1 ? "the whole model" : `${coverage.text.split(" ")[0]} of the model`;
+  return el("span", {class: "quiet-text", title: coverage.text, "data-test": "coverage"}, share);
 }
 
 /** A badge that keeps itself up to date. */
@@ -89,6 +99,7 @@ export function fillHeader(header, run) {
   header.replaceChildren(
     name,
     el("span", {class: "quiet-text"}, layers),
+    coverageText(run),
     certificateBadge(run).element,
     inReport
       ? el("span", {class: "badge", title: "The answers are inside this file; no server is needed"}, "report")

@@ -32,6 +32,9 @@ function visitWords(row) {
   return row.step === null || row.step === undefined ? "1 visit" : `step ${number(row.step)}`;
 }
 
+// Slots that belong to no single example have none: null.
+const hasId = (row) => (row.tags.id ?? null) !== null;
+
 const classOf = (run, row) => (row.class === null || row.class === undefined ? null : className(run, row.class));
 
 // The task is told by the picture's frame.
@@ -40,13 +43,14 @@ function caption(run, row, prediction) {
   return [
     el("span", {class: "weight"}, short(row.score)),
     known ? dotted(known.name, classMark(run, row.class, prediction)) : "",
-    el("span", {class: "quiet-text"}, row.tags.id === undefined ? `slot ${row.slot}` : `id ${row.tags.id}`),
+    el("span", {class: "quiet-text"}, hasId(row) ? `id ${row.tags.id}` : `slot ${row.slot}`),
     el("span", {class: "quiet-text"}, visitWords(row)),
   ];
 }
 
 function describe(run, row) {
   const tags = Object.entries(row.tags)
+    .filter(([, value]) => value !== null)
     .map(([name, value]) => `${name} ${value}`)
     .join(", ");
   return `attention ${number(row.score)}, ${tags}, ${visitWords(row)}`;
@@ -55,12 +59,12 @@ function describe(run, row) {
 const linkOf = (row) => ({id: row.tags.id, slot: row.slot, class: row.class, step: row.step});
 
 function canMute(run, row) {
-  return !run.cannot.mute && !inReport && row.tags.id !== undefined;
+  return !run.cannot.mute && !inReport && hasId(row);
 }
 
 function image(run, row, {large, prediction}) {
   const several = run.tasks.length > 1;
-  const frame = several && row.tags.task !== undefined ? taskColour(run, row.tags.task) : null;
+  const frame = several && (row.tags.task ?? null) !== null ? taskColour(run, row.tags.task) : null;
   const onclick = canMute(run, row) ? () => toggleId(row.tags.id) : null;
   const options = large ? {size: LARGE, caption: caption(run, row, prediction)} : {size: SMALL};
   const figure = picture(row.pixels, run.image.shape, {
@@ -72,7 +76,7 @@ function image(run, row, {large, prediction}) {
   });
   figure.title = `${describe(run, row)}${onclick ? "\nClick to mute it" : ""}`;
   figure.dataset.test = "top-image";
-  if (row.tags.id !== undefined) figure.dataset.id = row.tags.id;
+  if (hasId(row)) figure.dataset.id = row.tags.id;
   return figure;
 }
 
@@ -97,7 +101,7 @@ function slotTable(run, rows) {
       {"data-test": "top-image"},
       columns.map(([, value]) => el("td", {class: "numeric"}, String(value(row) ?? "–"))),
     );
-    if (row.tags.id !== undefined) tr.dataset.id = row.tags.id;
+    if (hasId(row)) tr.dataset.id = row.tags.id;
     if (canMute(run, row))
       tr.append(
         el(
