@@ -67,7 +67,7 @@ def explore(subject: Subject, expected: int | None) -> Findings:
             for place, call in first.calls.items()
         }
         doubtful = [place for place, one in found.items() if one.moves and one.forms]
-        if doubtful and not reading.sure:
+        if doubtful and not reading.evidence.sure:
             raise Unproven("outputs hardly differ between examples, and keys do not tell more")
         if doubtful:
             again = _owners(subject, reading.permuted, reading)

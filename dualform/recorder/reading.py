@@ -55,8 +55,15 @@ class Reading:
     outputs: Sequence[OutputAxis]
     order: Owners  # example order[b] has taken the place of example b
     permuted: Trial
-    strict: bool  # no output speaks against it
-    sure: bool  # outputs differ between examples
+    evidence: "Evidence"
+
+
+class Evidence(NamedTuple):
+    """What outputs say of a reading; the more the better, in this order."""
+
+    sure: bool  # outputs differ between examples, and are permuted as they should be
+    strict: bool  # no output has changed in another way
+    complete: bool  # none that has an axis as long as the batch has stayed as it was
 
 
 def find_reading(subject: Subject, first: Trial, expected: int | None) -> Reading:
@@ -64,12 +71,12 @@ def find_reading(subject: Subject, first: Trial, expected: int | None) -> Readin
     shapes = [tuple(tensor.shape) for tensor in tensors(subject.arguments)]
     main, axes = _main_input(shapes, expected)
     found = [reading for axis in axes if (reading := _of_axis(subject, first, shapes, main, axis)) is not None]
-    found = [reading for reading in found if reading.sure or len(axes) == 1]
-    found.sort(key=lambda reading: not reading.strict)  # stable: the first axis goes first
+    found = [reading for reading in found if reading.evidence.sure or len(axes) == 1]
+    found.sort(key=lambda reading: reading.evidence, reverse=True)  # stable: the first axis goes first
     if not found:
         raise Unproven(_why_not(subject, first))
     best, *others = found
-    either = any(other.strict and other.batch.size == best.batch.size for other in others)
+    either = any(other.evidence.strict and other.batch.size == best.batch.size for other in others)
     return replace_field(best, batch=replace_field(best.batch, either=either))
 
 
@@ -88,19 +95,19 @@ def _main_input(shapes: Sequence[Shape], expected: int | None) -> tuple[int, lis
 
 def _of_axis(subject: Subject, first: Trial, shapes: Sequence[Shape], main: int, axis: int) -> Reading | None:
     """Return the most plausible reading with the batch along an axis of the main input, if any holds."""
-    batch, lenient = Batch(shapes[main][axis], main, axis, shapes[main]), None
+    batch, best = Batch(shapes[main][axis], main, axis, shapes[main]), None
     order = _cycle(batch.size)
     for axes in islice(_axes(shapes, main, axis), _MOST_READINGS):
         try:
             permuted = attempt(subject, partial(_permuted, axes=axes, order=torch.from_numpy(order)))
         except Unproven:
             continue  # sizes that only happen to be equal
-        outputs, strict, sure = _permuted_outputs(first.outputs, permuted.outputs, order)
-        if outputs and strict and sure:
-            return Reading(batch, outputs, order, permuted, strict, sure)
-        if outputs and lenient is None:
-            lenient = Reading(batch, outputs, order, permuted, strict, sure)
-    return lenient
+        outputs, evidence = _permuted_outputs(first.outputs, permuted.outputs, order)
+        if outputs and (best is None or evidence > best.evidence):
+            best = Reading(batch, outputs, order, permuted, evidence)
+        if best is not None and all(best.evidence):
+            break
+    return best
 
 
 def _cycle(size: int) -> Owners:
@@ -129,9 +136,9 @@ def _options(shape: Shape, main: Shape, axis: int) -> list[int | None]:
     if axis in axes:
         axes.remove(axis)
         axes.insert(0, axis)
-    # A square is a mask of time by time rather than a batch, unless the main input is one as well
-    square = len(axes) > 1 and shape[:2] != main[:2]
-    return [None, *axes] if square else [*axes, None]
+    # Time by time is a mask, unless the main input is as wide as the batch as well
+    mask = shape[-2:] == (size, size) and (axis not in axes or (len(shape) == 2 and shape != main[:2]))
+    return [None, *axes] if mask else [*axes, None]
 
 
 def _permuted(arguments: Any, axes: Axes, order: Tensor) -> Any:
@@ -146,20 +153,23 @@ def _permuted(arguments: Any, axes: Axes, order: Tensor) -> Any:
 
 def _permuted_outputs(
     before: Sequence[Tensor], after: Sequence[Tensor], order: Owners
-) -> tuple[list[OutputAxis], bool, bool]:
-    """Return the outputs that are permuted, whether no other speaks against it, and whether any shows it for sure."""
+) -> tuple[list[OutputAxis], Evidence]:
+    """Return the outputs that are permuted, and what all outputs say of the reading."""
     if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
-        return [], False, False
-    found, strict, sure = [], True, False
+        return [], Evidence(False, False, False)
+    found, sure, strict, complete = [], False, True, True
     for number, (one, other) in enumerate(zip(before, after, strict=True)):
-        axes = _permuted_axes(number, one.detach(), other.detach(), order)
+        one, other = one.detach(), other.detach()
+        axes = _permuted_axes(number, one, other, order)
         certain = [axis for axis, verdict in axes if verdict is Agreement.YES]
         if certain or len(axes) == 1:
             found.append(certain[0] if certain else axes[0][0])
             sure |= bool(certain)
         elif not axes and len(order) in one.shape:
-            strict &= _explained(one.detach(), other.detach(), order)
-    return found, strict, sure
+            stayed = _stayed(one, other)
+            complete &= not stayed
+            strict &= stayed or _crossed(one, other, order)
+    return found, Evidence(sure, strict, complete)
 
 
 def _permuted_axes(number: int, before: Tensor, after: Tensor, order: Owners) -> list[tuple[OutputAxis, Agreement]]:
@@ -178,15 +188,17 @@ def _permuted_axes(number: int, before: Tensor, after: Tensor, order: Owners) ->
     return found
 
 
-def _explained(before: Tensor, after: Tensor, order: Owners) -> bool:
-    """Return whether an output is the same for all examples, or compares all with all."""
-    whole, flat = np.zeros(1, dtype=np.int64), after.reshape(1, -1)
-    if agreement(before.reshape(1, -1), flat, whole) is not Agreement.NO:
-        return True
+def _stayed(before: Tensor, after: Tensor) -> bool:
+    """Return whether an output is the same for all examples."""
+    whole = np.zeros(1, dtype=np.int64)
+    return agreement(before.reshape(1, -1), after.reshape(1, -1), whole) is not Agreement.NO
+
+
+def _crossed(before: Tensor, after: Tensor, order: Owners) -> bool:
+    """Return whether an output compares all examples with all."""
     index = torch.from_numpy(order).to(before.device)
     axes = [axis for axis, size in enumerate(before.shape) if size == len(order)]
-    crossed = before.index_select(axes[0], index).index_select(axes[-1], index).reshape(1, -1)
-    return len(axes) > 1 and agreement(crossed, flat, whole) is not Agreement.NO
+    return len(axes) > 1 and _stayed(before.index_select(axes[0], index).index_select(axes[-1], index), after)
 
 
 def _why_not(subject: Subject, first: Trial) -> str:

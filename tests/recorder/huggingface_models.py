@@ -82,8 +82,8 @@ def encoder(name: str, **options: Any) -> Case:
     return Case(_made(f"{name}ForSequenceClassification", f"{name}Config", **{**_ENCODER, **options}), classified)
 
 
-def vision(name: str, **options: Any) -> Case:
-    return Case(_made(f"{name}ForImageClassification", f"{name}Config", **{**_VISION, **options}), images)
+def vision(name: str, batch: Callable[[], Batch] = images, **options: Any) -> Case:
+    return Case(_made(f"{name}ForImageClassification", f"{name}Config", **{**_VISION, **options}), batch)
 
 
 def _clip() -> nn.Module:
@@ -146,7 +146,15 @@ CASES = {
     "vit": vision("ViT"),
     "deit": vision("DeiT"),
     "dinov2": vision("Dinov2"),
-    "swin": vision("Swin", embed_dim=8, depths=[2, 1], num_heads=[2, 2], window_size=2, image_size=16, patch_size=2),
-    "convnext": vision("ConvNext", hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_stages=4, image_size=32),
+    "swin": Case(
+        _made(
+            "SwinForImageClassification", "SwinConfig", image_size=16, patch_size=2, embed_dim=8, depths=[2, 1],
+            num_heads=[2, 2], window_size=2,
+        ),
+        lambda: images(16),
+    ),
+    "convnext": vision(
+        "ConvNext", lambda: images(32), hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_stages=4, image_size=32
+    ),
     "clip": Case(_clip, paired),
 }  # fmt: skip
