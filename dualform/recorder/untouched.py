@@ -25,6 +25,8 @@ def untouched(module: nn.Module, *, evaluating: bool) -> Iterator[None]:
         stack.enter_context(_buffers(module))
         stack.enter_context(_checkpoints())
         stack.enter_context(_autocast_cache())
+        # A checkpoint around all of this counts what is saved, and must not see it
+        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(Tensor.detach, Tensor.detach))
         if evaluating:
             stack.enter_context(_modes(module))
         if torch.cuda.is_available():  # a recurrence of cuDNN's can only be followed back in training mode
