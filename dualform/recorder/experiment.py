@@ -11,14 +11,16 @@ Nothing is left of it on the module (untouched.py).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, log
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.recorder.arguments import replace as replace_tensors
 from dualform.recorder.layers import SEED
 from dualform.recorder.layout import SHARED, UNKNOWN, Batch, Form, Owners, forms
 from dualform.recorder.reading import OutputAxis, Reading, find_reading
@@ -66,14 +68,48 @@ def explore(subject: Subject, expected: int | None) -> Findings:
             place: _settle(call, owners[place], reading.permuted.calls.get(place), reading)
             for place, call in first.calls.items()
         }
-        doubtful = [place for place, one in found.items() if one.moves and one.forms]
+        doubtful = [place for place, of_place in found.items() if of_place.moves and of_place.forms]
         if doubtful and not reading.evidence.sure:
             raise Unproven("outputs hardly differ between examples, and keys do not tell more")
         if doubtful:
             again = _owners(subject, reading.permuted, reading)
             for place in doubtful:
                 _check(found[place], again[place], place[0], reading)
+        found = _with_other_data(subject, reading, found)
     return Findings(reading.batch, reading.outputs, found)
+
+
+def _with_other_data(subject: Subject, reading: Reading, found: Mapping[Place, Found]) -> dict[Place, Found]:
+    """See which rows are somebody else's when numbers change places: those move with the data.
+
+    An expert may have got a row of each example by chance.
+    """
+    try:
+        trial = attempt(subject, _shuffled)
+        owners = _owners(subject, trial, reading)
+    except Unproven:  # not all numbers can be anywhere
+        return dict(found)
+    moved = {place[0] for place, call in trial.calls.items() if place not in found and call.errors is not None}
+    for place, of_place in found.items():
+        call = trial.calls.get(place)
+        if call is None or call.leading != of_place.leading:
+            moved.add(place[0])
+        elif call.errors is None or bool(call.errors.isfinite().all()):
+            both = (owners[place] >= 0) & (of_place.owners >= 0)
+            moved |= {place[0]} if (owners[place] != of_place.owners)[both].any() else set()
+    return {
+        place: replace(of_place, moves=True) if place[0] in moved else of_place for place, of_place in found.items()
+    }
+
+
+def _shuffled(arguments: Any) -> Any:
+    generator = torch.Generator().manual_seed(SEED)
+
+    def shuffle(tensor: Tensor) -> Tensor:
+        order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
+        return tensor.reshape(-1)[order].view(tensor.shape)
+
+    return replace_tensors(arguments, shuffle)
 
 
 def explore_again(subject: Subject, findings: Findings) -> dict[Place, tuple[Found, Tensor]]:
@@ -146,10 +182,14 @@ def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: R
     best = [same for place, same in fitting.items() if verdicts[place] is Agreement.YES] or [
         same for place, same in fitting.items() if verdicts[place] is Agreement.MAYBE
     ]
+    if not best and not known.any():
+        return _known(call, owners, moves=True)
     if len(best) > 1 or (not best and len(fitting) > 1):
         return _known(call, owners, moves=False)
     same = best[0] if best else next(iter(fitting.values()))
-    return Found(call.leading, same[0][1], frozenset(form for form, _ in same), moves=not best)
+    # Keys that stay where they are may be shared, or may all be one example's
+    guessed = bool(not known.any() and (same[0][1] == SHARED).all())
+    return Found(call.leading, same[0][1], frozenset(form for form, _ in same), not best, incomplete=guessed)
 
 
 def _agreement(call: LayerCall, other: LayerCall, owners: Owners, reading: Reading) -> Agreement:

@@ -12,7 +12,7 @@ from typing import Any
 
 from dualform.errors import RecordingError
 from dualform.recorder.arguments import tensors
-from dualform.recorder.experiment import Findings
+from dualform.recorder.experiment import Findings, Found
 from dualform.recorder.layout import Batch, Form, Layout, Owners
 from dualform.recorder.trial import Place
 
@@ -42,11 +42,23 @@ class Known:
 
     def layout(self, place: Place, leading: tuple[int, ...]) -> Layout | None:
         """Return whose the rows of a layer's call are; None if that cannot be known beforehand."""
+        if place[0] in self.moving:
+            return None
         key = place, leading
         if key not in self.layouts:
             owners = self._owners(place, leading)
             self.layouts[key] = None if owners is None else self.as_layout(leading, owners)
         return self.layouts[key]
+
+    def confirms(self, place: Place, again: Found) -> bool:
+        """Return whether rows that do not move are whose they were; if they are not, they do move."""
+        before = self.layout(place, again.leading)
+        if before is not None:
+            both = (before.owners >= 0) & (again.owners >= 0)
+            if (before.owners == again.owners)[both].all():
+                return True
+            self.moving.add(place[0])
+        return False
 
     def as_layout(self, leading: tuple[int, ...], owners: Owners) -> Layout:
         """Return a layout: the same one for layers with the same rows, so that tags are spread over them once."""
@@ -55,8 +67,6 @@ class Known:
 
     def _owners(self, place: Place, leading: tuple[int, ...]) -> Owners | None:
         assert self.batch is not None
-        if place[0] in self.moving:
-            return None
         if self.findings is not None:
             found = self.findings.layers.get(place)
             return found.owners if found is not None and found.leading == leading else None

@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from dualform.errors import RecordingError
 from dualform.kinds.hook import ModuleHook
 from dualform.recorder.arguments import describe
-from dualform.recorder.experiment import explore, explore_again
+from dualform.recorder.experiment import Found, explore, explore_again
 from dualform.recorder.known import Known, Patterns
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.layout import Layout
@@ -254,9 +254,15 @@ class Provenance:
             return Known(error=error)
         self._patterns.add(pattern, findings)
         for (layer, _), found in findings.layers.items():
-            if found.incomplete and not found.moves:
-                self._note(f"layer {layer!r}: some rows have no tags, as nothing showed whose they are")
+            self._note_gaps(layer, found)
         return Known.of(findings)
+
+    def _note_gaps(self, layer: str, found: Found) -> None:
+        if found.incomplete:
+            self._note(
+                f"layer {layer!r}: some rows have no tags, since nothing showed whose they are (no output that is laid "
+                "out by examples depends on them)"
+            )
 
     def _look_again(self, call: Call) -> None:
         """Find out whose the rows are that move with the data: of this call, before it is made, or right after it."""
@@ -272,9 +278,10 @@ class Provenance:
         except Unproven as unproven:
             found, reason = {}, str(unproven)
         for place, (of_place, keys) in found.items():
-            if place[0] in known.moving and (place not in after or _same(after[place], keys)):
+            if not known.confirms(place, of_place) and (place not in after or _same(after[place], keys)):
                 call.own[place] = known.as_layout(of_place.leading, of_place.owners)
                 call.own_keys[place] = keys
+                self._note_gaps(place[0], of_place)
         call.trouble |= dict.fromkeys(after.keys() - call.own.keys(), reason)
 
     def _subject(self, call: Call) -> Subject:

@@ -308,7 +308,7 @@ class Norm(nn.BatchNorm1d):
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_a_recorded_training_is_the_same_bit_by_bit(frozen: bool) -> None:
-    def make() -> nn.Module:
+    def make() -> TimeFirst:
         torch.manual_seed(3)
         model = TimeFirst(nn.Dropout(0.5), Norm(4), nn.Linear(4, 4))
         if frozen:
@@ -318,7 +318,7 @@ def test_a_recorded_training_is_the_same_bit_by_bit(frozen: bool) -> None:
     plain, recorded_one, run = make(), make(), InMemory()
     for one, other in zip(train(plain, None), train(recorded_one, run), strict=True):
         assert_close(one, other, rtol=0, atol=0)
-    assert recorded_one.middle[1].training is not frozen  # type: ignore[index]
+    assert recorded_one.middle[1].training is not frozen
     assert recorded_tags(run, "middle.2")[-10:] == [0, 1] * 5
 
 
