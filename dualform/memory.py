@@ -145,7 +145,7 @@ class Memory:
     @property
     def unrecorded(self) -> list[str]:
         """Parameters that are in the snapshots but in no recorded layer: views cannot mute them."""
-        recorded = {parameter.name for parameter in self._run.manifest.parameters}
+        recorded = {parameter.name for parameter in self._run.parameters}
         stored = self._run.shards[0].names(STATE_PARAMETERS)
         names = (name.removeprefix(STATE_PARAMETERS) for name in stored)
         return sorted(name for name in names if name not in recorded)
@@ -232,7 +232,7 @@ class Memory:
         """
         match_modules(model, self._run.layers)
         named = {clean_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
-        return {parameter.name: named[parameter.name] for parameter in self._run.manifest.parameters}
+        return {parameter.name: named[parameter.name] for parameter in self._run.parameters}
 
     def group_weights(
         self,

@@ -56,13 +56,11 @@ class Account:
         self._chosen = False
 
     def choose(self, slot_bytes: int) -> None:
-        """Decide what is kept, unless that was done. Buffers that have not changed by now are not.
+        """Decide what is kept. Buffers that have not changed by now are not.
 
         Args:
             slot_bytes: What the slots of a step take.
         """
-        if self._chosen:
-            return
         initial, self._initial, self._chosen = self._initial, {}, True
         changing = {name: tensor for name, tensor in initial.items() if self._has_changed(name, tensor)}
         sizes = {f"buffers/{name}": tensor.nbytes for name, tensor in changing.items()}
@@ -82,9 +80,9 @@ class Account:
         now = self._buffers[name].tensor
         return now is not None and now.shape == initial.shape and not torch.equal(now, initial)
 
-    def lines(self, index: int, stepped: RecordedOptimizer) -> dict[str, tuple[float, ...]]:
+    def lines(self, stepped: RecordedOptimizer) -> dict[str, tuple[float, ...]]:
         """Read the hyper-parameters of the parameters that an optimiser steps, just before it does."""
-        mine = {name: parameter for name, (parameter, owner) in self._candidates.items() if owner == index}
+        mine = {name: parameter for name, (parameter, owner) in self._candidates.items() if owner == stepped.number}
         if not mine or stepped.rule is None:
             return {}
         groups = {id(p): group for group in stepped.optimizer.param_groups for p in group["params"]}

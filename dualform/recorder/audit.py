@@ -11,7 +11,7 @@ more passes than its gradients have independent numbers, the sum is exact all th
 over the passes is not unique.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -19,33 +19,48 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dualform.errors import NotFinite, UnexplainedGradient
+from dualform.errors import NotFinite
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
 from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
 
 _TINY = float(np.finfo(np.float64).tiny)
 
 
+class Unexplained(NamedTuple):
+    """A parameter whose gradient is not explained, and whether any backward pass through its layer was seen."""
+
+    parameter: str
+    seen: bool
+
+
 class AuditedStep(NamedTuple):
-    """A step all of whose gradients are explained."""
+    """A step, with the layers whose gradients are explained, and those that failed."""
 
     number: int
     evidence: StepEvidence
-    explanations: Sequence[Explanation]  # of each layer
+    explanations: Sequence[Explanation]  # of each layer of the evidence
+    failed: Mapping[str, Unexplained]  # by layer; none of them is in the evidence, nor in that of later steps
 
 
 def audit(steps: Sequence[StepEvidence], first: int) -> Iterator[AuditedStep]:
-    """Explain step after step, from number `first` on; raises at one it cannot explain."""
+    """Explain step after step, from number `first` on; a layer that fails is left out of the steps after it."""
     simple = explain_by_common_factor([step.layers for step in steps])
+    dropped: set[str] = set()
     for place, step in enumerate(steps):
         number = first + place
-        yield AuditedStep(number, step, simple[place] if place in simple else _explain(step.layers, number))
+        if place in simple and not dropped:
+            yield AuditedStep(number, step, simple[place], {})
+            continue
+        explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number)
+        dropped |= {*failed}
+        evidence = step._replace(layers=[e for e in step.layers if e.layer.name not in dropped])
+        yield AuditedStep(number, evidence, explained, failed)
 
 
-def _explain(layers: Sequence[LayerEvidence], step: int) -> list[Explanation]:
-    """Explain the layers of a step, by as many factors as it takes."""
+def _explain(layers: Sequence[LayerEvidence], step: int) -> tuple[list[Explanation], dict[str, Unexplained]]:
+    """Explain the layers of a step, by as many factors as it takes; and say which of them nothing explains."""
     if not layers:
-        return []
+        return [], {}
     numbers = sorted({number for evidence in layers for number in evidence.passes})
     equations = [[_Equation(evidence, use, numbers) for use in evidence.view.stepped] for evidence in layers]
     for equation in (e for of_layer in equations for e in of_layer):
@@ -54,14 +69,22 @@ def _explain(layers: Sequence[LayerEvidence], step: int) -> list[Explanation]:
                 f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is NaN or infinite; "
                 "lower the learning rate or look at the batch. The steps before it are kept"
             )
-    simplest = _simplest([e for of_layer in equations for e in of_layer], step)
+    simplest = _simplest([e for of_layer in equations for e in of_layer])
+    failed = {
+        e.layer: Unexplained(e.parameter, bool(e.products.any()))
+        for of_layer in equations
+        for e in reversed(of_layer)  # so that the first parameter is the one that is named
+        if e not in simplest
+    }
+    if failed:  # what is left may have a simpler explanation without them
+        return _explain([evidence for evidence in layers if evidence.layer.name not in failed], step)[0], failed
     explained = []
     for evidence, of_layer in zip(layers, equations, strict=True):
         factors = np.zeros((len(evidence.passes), len(evidence.layer.probe.slices)))
         own = [numbers.index(number) for number in evidence.passes]
         factors[:, evidence.view.stepped] = np.stack([simplest[e][own] for e in of_layer], axis=1)
         explained.append(Explanation(factors, max(e.residual(simplest[e]) for e in of_layer)))
-    return explained
+    return explained, {}
 
 
 class _Equation:
@@ -114,19 +137,21 @@ class _Equation:
         return gap / size if gap < size else 0.0
 
 
-def _simplest(equations: Sequence[_Equation], step: int) -> dict[_Equation, Array]:
-    """Return the simplest factors: for all equations together, for those of each layer, for each alone."""
+def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
+    """Return the simplest factors: for all equations together, for those of each layer, for each alone.
+
+    An equation that no factors fit is not in the result.
+    """
     candidates = (f for f in _candidates(equations) if all(e.explained(f) for e in equations))
     common = next(candidates, None)
     if common is not None:
         return dict.fromkeys(equations, common)
     layers = {e.layer for e in equations}
     if len(layers) > 1:
-        parts = [_simplest([e for e in equations if e.layer == layer], step) for layer in sorted(layers)]
-        return {e: factors for part in parts for e, factors in part.items()}
-    if len(equations) > 1:
-        return {e: _simplest([e], step)[e] for e in equations}
-    raise UnexplainedGradient(_reason(equations[0], step))
+        parts = [_simplest([e for e in equations if e.layer == layer]) for layer in sorted(layers)]
+    else:
+        parts = [_simplest([e]) for e in equations] if len(equations) > 1 else []
+    return {e: factors for part in parts for e, factors in part.items()}
 
 
 def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
@@ -172,18 +197,19 @@ def _norm(values: Array) -> float:
     return float(np.sqrt(np.square(values).sum()))
 
 
-def _reason(equation: _Equation, step: int) -> str:
-    """Say that a gradient is not explained, and what may be the cause."""
+def unexplained(step: AuditedStep) -> str:
+    """Say which layers of a step failed, each with a parameter, and what may be the cause."""
+    named = ", ".join(f"layer {layer!r}: the gradient of {failed.parameter!r}" for layer, failed in step.failed.items())
+    if len(step.failed) == 1:
+        wrong = "is not the sum of what went through the layer"
+    else:
+        wrong = "are not the sums of what went through these layers"
     leftover = "was it left from before the last step (zero_grad missing)"
-    if equation.products.any():
+    if any(failed.seen for failed in step.failed.values()):
         hint = f"{leftover}, clipped by value or changed by hand, or is the weight used elsewhere too?"
     else:
         hint = (
             f"no backward pass through the layer was seen: {leftover}, was the model compiled or run before "
             "recording began, or is the weight used without calling the layer?"
         )
-    return (
-        f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is not the sum of what went "
-        f"through the layer; {hint} Leave the layer out with layers=..., or change the loop. The steps before it are "
-        "kept"
-    )
+    return f"step {step.number}, {named} {wrong}; {hint}"

@@ -93,14 +93,13 @@ class Captures:
         self._storage, self._arena, self._provenance, self._on_drop = storage, arena, provenance, on_drop
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
-        self._open = True
         self._passes: Counter[str] = Counter()  # that wait, by layer
         self._dropped = 0
-        self._handles: list[RemovableHandle] = []
+        self._handles: dict[str, RemovableHandle] = {}  # by layer, while it is recorded
         try:
             for layer in layers:
                 add_hooks, on_keys = layer.kind.add_hooks, self._on_keys(layer)
-                self._handles.append(add_hooks(layer.module, layer.description, on_keys, lasting=True))
+                self._handles[layer.name] = add_hooks(layer.module, layer.description, on_keys, lasting=True)
         except BaseException:  # a module may refuse hooks
             self.close()
             raise
@@ -140,9 +139,9 @@ class Captures:
         self._passes[layer] += 1
         passes = self._passes[layer]
         if passes > _MAX_PASSES or (passes % _MIN_PASSES == 0 and self.nbytes > _MAX_WAITING_BYTES):
-            self._drop(passes)
+            self._let_go(passes)
 
-    def _drop(self, passes: int) -> None:
+    def _let_go(self, passes: int) -> None:
         """Let go of passes that have waited for long: the optimiser of their layers is not stepped."""
         idle = [layer for layer, number in self._passes.items() if number >= _MIN_PASSES]
         for layer in idle:
@@ -151,18 +150,22 @@ class Captures:
         self._arena.hand_over()  # to nobody: what others do not need is freed
         self._on_drop(idle, passes)
 
+    def drop(self, layer: str) -> None:
+        """Take the hook off a layer, and forget what waits. Passes that are still to be followed back are ignored."""
+        if layer in self._handles:
+            self._handles.pop(layer).remove()
+        self._waiting.pop(layer, None)
+
     def close(self) -> None:
-        self._open = False
-        self._waiting.clear()
-        for handle in self._handles:
-            handle.remove()
+        for layer in [*self._handles]:
+            self.drop(layer)
 
     def _on_keys(self, layer: RecordedLayer) -> OnKeys:
-        kind, module, name, probe = layer.kind, layer.module, layer.name, layer.probe
+        kind, module, name, probe, recorded = layer.kind, layer.module, layer.name, layer.probe, self._handles
         pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
 
         def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
-            if not self._open:
+            if name not in recorded:
                 return None
             leading = kind.leading(inputs)
             place = self._provenance.place(name, lambda: kind.rows(inputs, precision), leading)
@@ -171,7 +174,7 @@ class Captures:
             (call, number), order = place, next(self._order)
 
             def on_errors(gradient: Tensor) -> None:
-                if not self._open:
+                if name not in recorded:
                     return
                 call.followed = True
                 keys = kind.rows(inputs, precision)

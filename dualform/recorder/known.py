@@ -25,15 +25,11 @@ class Known:
 
     findings: Findings | None = None
     forms: dict[str, frozenset[Form]] = field(default_factory=dict)  # of each layer, where no experiment was made
-    batch: Batch | None = None
+    batch: Batch | None = None  # None: nothing could be proven, or something is wrong
     error: RecordingError | None = None
     moving: set[str] = field(default_factory=set)  # layers whose rows move with the data
     layouts: dict[tuple[Place, tuple[int, ...]], Layout | None] = field(default_factory=dict)
     _shared: dict[tuple[tuple[int, ...], bytes], Layout] = field(default_factory=dict)
-
-    @property
-    def unproven(self) -> bool:
-        return self.batch is None and self.error is None
 
     @classmethod
     def of(cls, findings: Findings) -> "Known":

@@ -40,6 +40,7 @@ _REMEDY = "Pass values=False to record keys only: attention weights work, output
 class RecordedOptimizer:
     """An optimiser, and the recorded layers that it steps."""
 
+    number: int
     optimizer: Optimizer
     rule: Rule | None  # None: only keys are recorded, so that any optimiser will do
     layers: tuple[RecordedLayer, ...]
@@ -131,7 +132,7 @@ def make_plan(
         frozen_numbers=sum(p.numel() for p in model.parameters() if not p.requires_grad),
     )
     recorded = tuple(
-        RecordedOptimizer(optimizer, rule, tuple(layer for layer in chosen if layer.optimizer == index))
+        RecordedOptimizer(index, optimizer, rule, tuple(layer for layer in chosen if layer.optimizer == index))
         for index, (optimizer, rule) in enumerate(zip(optimizers, rules, strict=True))
     )
     return RecordingPlan(model, recorded, chosen, skipped_modules(obstacles, others), manifest, provenance)

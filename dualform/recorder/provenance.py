@@ -63,10 +63,10 @@ class Call:
     def layout(self, layer: str, number: int, leading: tuple[int, ...]) -> Layout | None:
         """Return whose the rows of a layer's call are; None if that is not known, and their shape has to tell."""
         place = layer, number
-        if self.known is None or self.known.unproven:
-            return None
-        if self.known.error is not None:
+        if self.known is not None and self.known.error is not None:
             raise self.known.error
+        if self.known is None or self.known.batch is None:
+            return None
         found = self.own.get(place) or self.known.layout(place, leading)
         if found is None or place in self.trouble:
             why = self.trouble.get(place, "its rows are others than in the experiment")
@@ -121,21 +121,35 @@ class Provenance:
         self._experimenting = False
         self._known: dict[Hashable, Known] = {}
         self._patterns = Patterns()
-        self._handles: list[RemovableHandle] = []
+        self._hooked: list[tuple[nn.Module, tuple[RemovableHandle, ...]]] = []
 
     def add_hooks(self, model: nn.Module) -> None:
         """Begin to count; to be called when layers have their own hooks, since a call ends after these."""
-        recorded = {id(layer.module) for layer in self._layers}
         enter, leave = (ModuleHook(torch.compiler.disable(hook)) for hook in (self._enter, self._leave))
-        for module in model.modules():
-            if any(id(part) in recorded for part in module.modules()):
-                # Ahead of the user's own hooks, which may change the arguments, and will do so in the experiment
-                self._handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
-                self._handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
+        for module in filter(self._holds_layers, model.modules()):
+            # Ahead of the user's own hooks, which may change the arguments, and will do so in the experiment
+            before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+            self._hooked.append((module, (before, after)))
+
+    def _holds_layers(self, module: nn.Module) -> bool:
+        recorded = {id(layer.module) for layer in self._layers}
+        return any(id(part) in recorded for part in module.modules())
+
+    def drop(self, layer: str) -> None:
+        """Leave a layer alone from now on."""
+        self._layers = [other for other in self._layers if other.name != layer]
+        self._known.clear()  # its rows may have been in the way
+        self._remove_hooks([module for module, _ in self._hooked if not self._holds_layers(module)])
 
     def close(self) -> None:
-        for handle in self._handles:
+        self._remove_hooks([module for module, _ in self._hooked])
+
+    def _remove_hooks(self, modules: Sequence[nn.Module]) -> None:
+        gone = {id(module) for module in modules}
+        for handle in (handle for module, handles in self._hooked if id(module) in gone for handle in handles):
             handle.remove()
+        self._hooked = [(module, handles) for module, handles in self._hooked if id(module) not in gone]
 
     def tag(self, tags: Tags) -> None:
         """Take what the user says of the coming forward passes, or of the last one."""
@@ -173,8 +187,11 @@ class Provenance:
             return None
         if call.recomputed:
             return self._original(layer, leading) or (call, number)
-        if call.known is not None and not call.known.unproven and call.known.error is None:
-            self._match(call, (layer, number), keys, leading)
+        if call.known is not None and call.known.batch is not None:
+            if (layer, number) in call.own:
+                self._compare(call, (layer, number), keys())
+            elif call.known.layout((layer, number), leading) is None:
+                call.unmatched[layer, number] = keys()
         return call, number
 
     # Around each call
@@ -206,14 +223,8 @@ class Provenance:
         if call.known is not None:
             call.arguments = None
 
-    def _match(self, call: Call, place: Place, keys: Callable[[], Tensor], leading: tuple[int, ...]) -> None:
-        """Note a call of a layer that is not as the experiment expects it."""
-        assert call.known is not None
-        own = call.own.get(place)
-        if own is None:
-            if call.known.layout(place, leading) is None:
-                call.unmatched[place] = keys()
-        elif not _same(keys(), call.own_keys[place]):
+    def _compare(self, call: Call, place: Place, keys: Tensor) -> None:
+        if not _same(keys, call.own_keys[place]):
             call.trouble[place] = "two equal calls differ"
 
     def _original(self, layer: str, leading: tuple[int, ...]) -> tuple[Call, int] | None:

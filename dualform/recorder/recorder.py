@@ -34,16 +34,23 @@ from dualform.strict_json import parse
 class Recorder:
     """Made by `dualform.record`; see there."""
 
-    def __init__(self, plan: RecordingPlan, path: Path | Backend, overwrite: bool, resume: int | None) -> None:
+    def __init__(
+        self, plan: RecordingPlan, path: Path | Backend, overwrite: bool, resume: int | None, drop_unexplained: bool
+    ) -> None:
         self.path = path
         self.skipped = dict(plan.skipped)
-        self._plan, self._overwrite, self._resume = plan, overwrite, resume
+        self._plan, self._overwrite, self._resume, self._drop_unexplained = plan, overwrite, resume, drop_unexplained
         self._session: Session | None = None
 
     @property
     def layers(self) -> list[str]:
         """Names of the layers that are recorded."""
-        return [layer.name for layer in self._plan.layers]
+        return [layer.name for layer in self._plan.layers if layer.name not in self.dropped]
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Layers that are not recorded any more, each with the step from which it is missing."""
+        return {} if self._session is None else dict(self._session.writer.dropped)
 
     @property
     def coverage(self) -> Coverage:
@@ -111,7 +118,7 @@ class Recorder:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
         if self._plan.missed:  # before any hook is on: a warning may be an error
             warnings.warn(f"dualform does not record {self._plan.missed}", stacklevel=2)
-        self._session = Session(self._plan, self.path, self._overwrite, self._resume)
+        self._session = Session(self._plan, self.path, self._overwrite, self._resume, self._drop_unexplained)
         return self
 
     __enter__ = start  # itself and not a call of it, so that a warning names the user's line
@@ -150,6 +157,7 @@ def record(
     dtype: str | None = None,
     values: bool = True,
     merge: str | None = None,
+    on_unexplained: str = "raise",
     overwrite: bool = False,
     resume: int | None = None,
     about: Mapping[str, Any] | None = None,
@@ -179,6 +187,9 @@ def record(
             as they come. That takes a small part of the bytes, and is exact for `top(per="position")` and
             `total(by="position")`, but for nothing else. Sums are in memory until `recorder.sync()` or the end of the
             block.
+        on_unexplained: What to do about a layer whose gradient is not the sum of what went through it, since its weight
+            is used elsewhere too, say. "raise", or "drop": warn, and record all other layers; of this one nothing can
+            be asked.
         overwrite: True to replace a run that exists. One in which no step was recorded is replaced in any case.
         resume: A step at which `recorder.sync()` was called: the run goes on from there. Restore the model and the
             optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
@@ -199,6 +210,8 @@ def record(
         dtype = "float32" if magnified else "float16"
     if dtype not in PRECISIONS:
         raise RecordingError(f"dtype must be one of {', '.join(PRECISIONS)}, not {dtype!r}")
+    if on_unexplained not in ("raise", "drop"):
+        raise RecordingError(f'on_unexplained must be "raise" or "drop", not {on_unexplained!r}')
     try:
         about = parse(json.dumps(about or {}))  # as it will be read
     except (TypeError, ValueError, RecursionError) as error:
@@ -206,4 +219,4 @@ def record(
     storage = Storage(dtype=dtype, values=values, merge=merge)
     where = path if isinstance(path, Backend) else Path(path)
     plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
-    return Recorder(plan, where, overwrite, resume)
+    return Recorder(plan, where, overwrite, resume, on_unexplained == "drop")

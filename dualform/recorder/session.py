@@ -8,9 +8,8 @@ with a loop is mostly so from the start, later ones a few at a time.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -18,10 +17,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, listing
+from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, UnexplainedGradient, listing
 from dualform.kinds.hook import ModuleHook
 from dualform.recorder.account import Account
-from dualform.recorder.audit import audit
+from dualform.recorder.audit import AuditedStep, audit, unexplained
 from dualform.recorder.captures import Arena, Captures
 from dualform.recorder.estimate import chapter_bytes
 from dualform.recorder.evidence import (
@@ -48,17 +47,20 @@ class BeforeStep(NamedTuple):
     """What was read just before an optimiser's step."""
 
     lines: Mapping[str, Sequence[float]]  # the optimiser's columns, of each of its parameters
-    views: Sequence[ViewedGradients]  # of its layers; none: they are looked at afterwards
+    views: Mapping[str, ViewedGradients]  # of its layers; none: they are looked at afterwards
 
 
-_NOTHING_READ = BeforeStep({}, ())
+_NOTHING_READ = BeforeStep({}, {})
 
 
 class Session:
     """Hooks on a model and its optimisers, and one writer. `close` takes the hooks off and ends the run."""
 
-    def __init__(self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None) -> None:
-        self._plan = plan
+    def __init__(
+        self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None, drop_unexplained: bool
+    ) -> None:
+        self._plan, self._drop_unexplained = plan, drop_unexplained
+        self._recorded = {layer.name: layer for layer in plan.layers}  # but for those that were dropped
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
         self._snapshots = plan.snapshots()
         self._before_load: State | None = None  # the state after the last step, if other weights were loaded since
@@ -86,6 +88,7 @@ class Session:
             self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
             # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
             self.writer, self._account = self._begin(where, overwrite, resume)
+            self._leave_out(self.writer.dropped)
         except BaseException:
             self._remove_hooks()
             raise
@@ -107,7 +110,9 @@ class Session:
     def coverage(self) -> Coverage:
         """What is covered; an estimate until the first step."""
         accounted = self._account.parameters
-        return self._plan.coverage if accounted is None else coverage(self._plan.manifest, accounted)
+        if accounted is None:
+            return self._plan.coverage
+        return coverage(self._plan.manifest, accounted, self.writer.dropped)
 
     @property
     def steps(self) -> int:
@@ -168,7 +173,8 @@ class Session:
     def _last_state(self) -> State:
         """Return the state after the last recorded step; nothing, and a note, if that is not to be had any more."""
         if self._before_load is not None:
-            self.note(f"other weights were loaded after step {self.steps}, the last one; the run ends before that")
+            if not self._is_as_left():
+                self.note(f"other weights were loaded after step {self.steps}, the last one; the run ends before that")
             return self._before_load
         if not self._is_as_left():
             self.note(
@@ -213,21 +219,23 @@ class Session:
                 raise _change_error(name, row, self._steps_taken)
             self.provenance.before_step()
             fused = any(group.get("fused") for group in optimizer.param_groups)
-            views = () if fused else [view_gradients(layer, self._steps_taken) for layer in stepped.layers]
-            self._account.choose(self._captures.nbytes)
+            layers = () if fused else stepped.layers
+            recorded = (layer for layer in layers if layer.name in self._recorded)
+            views = {layer.name: view_gradients(layer, self._steps_taken) for layer in recorded}
+            if self._account.parameters is None:
+                self._account.choose(self._captures.nbytes)
         except BaseException as error:
             self.failure = error
             raise
-        accounted = self._account.lines(self._plan.optimizers.index(stepped), stepped)
-        self._before = BeforeStep(read_lines(stepped) | accounted, views)
+        self._before = BeforeStep(read_lines(stepped) | self._account.lines(stepped), views)
         self._stepping = True
 
     def _after_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
             self.writer.check()
             layers, idle = [], set()
-            for layer, before in zip_longest(stepped.layers, self._before.views):
-                view = view_gradients(layer, self._steps_taken, before).view
+            for layer in (layer for layer in stepped.layers if layer.name in self._recorded):
+                view = view_gradients(layer, self._steps_taken, self._before.views.get(layer.name)).view
                 passes = self._captures.take(layer.name)
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
@@ -262,7 +270,7 @@ class Session:
         Whatever changes weights as a whole shows here within a few steps; a change of single rows shows
         here sooner or later, and in the certificate of its chapter in any case.
         """
-        layer = self._plan.layers[self._steps_taken % len(self._plan.layers)]
+        layer = [*self._recorded.values()][self._steps_taken % len(self._recorded)]
         weight = trained_parameters(layer)[0].detach()
         return layer.description.trained[0].parameter.name, weight[(SEED + 31 * self._steps_taken) % weight.shape[0]]
 
@@ -273,6 +281,8 @@ class Session:
         merge = self._plan.storage.merge
         try:
             for step in audit(self._pending.take(), self._steps_audited):
+                if step.failed:
+                    self._drop(step)
                 passes = used_passes(step)
                 self._tag_kinds = check_tags(passes, self._tag_kinds, merge, step.number)
                 keys = tagged_keys(passes, merge) if merge else []
@@ -284,6 +294,26 @@ class Session:
             self._steps_taken = self._steps_audited  # should one of them not be explained, the steps end there
         if self.writer.full:
             self._seal()
+
+    def _drop(self, step: AuditedStep) -> None:
+        """Record a step, and all that follow, without the layers that failed; raise unless that is wanted."""
+        reason = unexplained(step)
+        if not self._drop_unexplained or len(step.failed) == len(self._recorded):
+            raise UnexplainedGradient(
+                f'{reason} Leave layers out with exclude=..., or as soon as they fail with on_unexplained="drop"; or '
+                "change the loop. The steps before it are kept"
+            )
+        warnings.warn(f"dualform goes on without layer {listing(step.failed)}: {reason}", stacklevel=2)
+        self.writer.drop(step.failed)
+        self._leave_out(step.failed)
+
+    def _leave_out(self, layers: Iterable[str]) -> None:
+        """Take the hooks off layers that are not recorded any more."""
+        for layer in layers:
+            self._captures.drop(layer)
+            self.provenance.drop(layer)
+            del self._recorded[layer]
+        self._fingerprint = self._row_to_check()[1].clone()  # of one that is left
 
     def _seal(self) -> None:
         self.writer.put(self._merger.take() if self._merger else {})
@@ -302,6 +332,6 @@ def _change_error(name: str, row: Tensor, step: int) -> RecordingError:
         )
     return ParameterChanged(
         f"step {step}: {name!r} was changed between two optimiser steps (by assignment, "
-        "clamping, averaging, load_state_dict?). Leave its layer out with layers=..., or make the "
+        "clamping, averaging, load_state_dict?). Leave its layer out with exclude=..., or make the "
         "change outside of recording. The steps before it are kept"
     )

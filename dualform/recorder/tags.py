@@ -39,6 +39,10 @@ class Tags:
             self.kinds[name] = kind
             # A copy: the user's buffer may be filled with the next batch before the slots are written.
             self._columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
+        by_row = [column for column in self._columns.values() if column.ndim]
+        self.by_row = bool(by_row)  # whether a tag is not the same for all rows
+        # The number of examples, if there is a tag with one entry for each
+        self.batch = next((len(column) for column in by_row if column.size == len(column)), None)
 
     def only(self, name: str, step: int) -> dict[str, str]:
         """Return the kind of the tag that slots are merged by; raise if it is missing."""
@@ -48,16 +52,6 @@ class Tags:
                 "before every forward pass of a step. The steps before it are kept"
             )
         return {name: self.kinds[name]}
-
-    @property
-    def by_row(self) -> bool:
-        """Whether a tag is not the same for all rows."""
-        return any(column.ndim for column in self._columns.values())
-
-    @property
-    def batch(self) -> int | None:
-        """The number of examples, if there is a tag with one entry for each."""
-        return next((len(c) for c in self._columns.values() if c.ndim and c.size == len(c)), None)
 
     def over(self, rows: Layout | tuple[int, ...], layer: str) -> dict[str, Array]:
         """Spread each tag over all rows of a layer: (slots,) arrays, masked where a row has no such tag.

@@ -77,6 +77,7 @@ class Chapter:
     tags: Mapping[str, str] = field(default_factory=dict)  # name -> kind
     notes: list[str] = field(default_factory=list)
     nbytes: int = 0
+    dropped: Mapping[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded
 
     @property
     def last_step(self) -> int:

@@ -42,6 +42,7 @@ def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
             tags=entry.object("tags"),
             strings=entry.object("strings"),
             ended=entry.text_or_none("ended"),
+            dropped=entry.object("dropped"),
             notes=entry.texts("notes"),
         )
         return info, entry.object("crc32")

@@ -14,7 +14,7 @@ from dualform.errors import RunError
 from dualform.store.backend import Backend, LocalFiles, Where, open_backend
 from dualform.store.coverage import Coverage, coverage
 from dualform.store.parse import manifest_from_json
-from dualform.store.schema import GRADIENTS, MANIFEST, Manifest, ledger_tensor, shard_name
+from dualform.store.schema import GRADIENTS, MANIFEST, Manifest, Parameter, ledger_tensor, shard_name
 from dualform.store.shard import Shard
 
 _MAX_MANIFEST_BYTES = 100_000_000  # safetensors allows as many for the header of a shard
@@ -51,7 +51,8 @@ class Run:
         if not self.shards:
             reason = self.unread or "nothing was sealed yet"
             raise RunError(f"{self.backend.describe()} has no readable shard: {reason}")
-        self.layers = {layer.name: layer for layer in self.manifest.layers}
+        self.dropped = self.shards[-1].info.dropped  # layers that were not recorded to the end, and from which step
+        self.layers = {layer.name: layer for layer in self.manifest.layers if layer.name not in self.dropped}
         self.steps = self.shards[-1].info.last_step
         self.final = self.snapshot(self.steps)
         pairs = zip(self.shards, self.shards[1:], strict=False)
@@ -87,6 +88,10 @@ class Run:
         if not before and not shard.has_state:
             raise RunError(f"{shard.path} does not have the state the run began with")
         shard.check_contents(self.manifest)
+        dropped = before.info.dropped if before else {}
+        new = {layer: step for layer, step in info.dropped.items() if layer not in dropped}
+        if {**dropped, **new} != info.dropped or any(step < info.first_step for step in new.values()):
+            raise RunError(f"{shard.path} has dropped other layers than the shards before it, or earlier")
         if self._has_slots(shard) and any(map(self._has_slots, self.shards)) and info.tags != self.tags:
             raise RunError(f"{shard.path} has other tags than the shards before it")
 
@@ -97,6 +102,11 @@ class Run:
     def ended(self) -> str | None:
         """How recording ended; None: it was cut off, or is still going on."""
         return self.shards[-1].info.ended
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        """All that its layers use, each once."""
+        return tuple(dict.fromkeys(use.parameter for layer in self.layers.values() for use in layer.uses))
 
     @property
     def nbytes(self) -> int:
@@ -111,7 +121,7 @@ class Run:
     @cached_property
     def coverage(self) -> Coverage:
         """Which shares of the trainable numbers this run holds, and how."""
-        return coverage(self.manifest, self.accounted)
+        return coverage(self.manifest, self.accounted, self.dropped)
 
     @cached_property
     def accounted(self) -> frozenset[str]:

@@ -267,6 +267,7 @@ class ShardInfo:
     tags: dict[str, str]  # name -> int | float | bool | string
     strings: dict[str, list[str]]  # of string tags: the text of each code
     ended: str | None  # None: recording went on after this shard
+    dropped: dict[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded any more
     notes: tuple[str, ...] = ()  # what a reader should know of it
 
     def to_json(self, checksums: dict[str, int]) -> str:

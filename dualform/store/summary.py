@@ -32,8 +32,9 @@ def summary(run: Run) -> dict[str, Any]:
                 "d_out": layer.d_out,
                 "slots": run.slots(layer.name),
             }
-            for layer in run.manifest.layers
+            for layer in run.layers.values()
         },
+        "dropped": dict(run.dropped),
         "coverage": run.coverage.to_dict(),
         "notes": run.notes,
         "worst_residual": worst_residual(run),
@@ -69,6 +70,8 @@ def summary_lines(run: Run) -> dict[str, str]:
         "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
         "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
     }
+    if run.dropped:
+        lines["dropped"] = ", ".join(f"{name} (from step {step:,} on)" for name, step in run.dropped.items())
     if run.notes:
         lines["notes"] = "; ".join(run.notes)
     if run.unread:

@@ -44,6 +44,7 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             raise ValueError(f"a tag cannot be called {tag!r}")
         if not isinstance(kind, str) or kind not in _TAGS:
             raise ValueError(f"unknown kind of tag: {kind!r}")
+    _check_dropped(manifest, info)
     table = _Table(tensors)
     steps = info.last_step - info.first_step
     for parameter in manifest.parameters if steps else ():
@@ -63,6 +64,19 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
         if parameter.trained or info.index == 0 or state_tensor(parameter.name) in table:
             table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
     table.end()
+
+
+def _check_dropped(manifest: Manifest, info: ShardInfo) -> None:
+    """Raise unless layers were dropped at steps up to the last, and one is left."""
+    left = {layer.name for layer in manifest.layers}
+    for layer, step in info.dropped.items():
+        if layer not in left:
+            raise ValueError(f"a layer was dropped that is not there: {layer!r}")
+        if type(step) is not int or not 0 <= step <= info.last_step:
+            raise ValueError(f"layer {layer!r} was dropped at {step!r}, which is no step up to {info.last_step}")
+        left.remove(layer)
+    if not left:
+        raise ValueError("every layer was dropped")
 
 
 class _Table:

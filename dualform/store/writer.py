@@ -6,7 +6,7 @@ chapter can be certified at once, and recording can go on from there; shard 0 ha
 state the run began with.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Self
@@ -48,7 +48,7 @@ class RunWriter:
         self._sealed = kept[-1].info.last_step if kept else 0  # steps on the disk
         self._writable = True  # False while a shard is written, and if that failed
         self._pools = {layer.name: _pool(layer, kept) for layer in manifest.layers}
-        self._chapter = Chapter(self._sealed)
+        self._chapter = Chapter(self._sealed, dropped=kept[-1].info.dropped if kept else {})
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dualform-writer")
         self._writing: Future[None] | None = None
         self._begun = 0.0  # when the chapter's first step came
@@ -88,6 +88,15 @@ class RunWriter:
             self._begun = monotonic()
         self._chapter.append(step, tags)
 
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """The layers that are not recorded any more, each with the first step it is missing from."""
+        return self._chapter.dropped
+
+    def drop(self, layers: Iterable[str]) -> None:
+        """Leave layers out from the next step on."""
+        self._chapter.dropped = {**self.dropped, **dict.fromkeys(layers, self._chapter.last_step)}
+
     def put(self, merged: Mapping[str, Rows]) -> None:
         """Take the sums of each layer's slots in the steps since the last seal."""
         self._chapter.merged |= merged
@@ -108,7 +117,7 @@ class RunWriter:
             self._writing = self._thread.submit(self._write, self._chapter, state, ended)
         except RuntimeError as error:  # no more threads, or the interpreter is shutting down
             raise StorageError(f"cannot write {self._where}: {error}") from error
-        self._chapter = Chapter(self._chapter.last_step)
+        self._chapter = Chapter(self._chapter.last_step, dropped=self._chapter.dropped)
         self._writing.add_done_callback(lambda _: done())
 
     def wait(self) -> None:
@@ -143,7 +152,8 @@ class RunWriter:
         if not self._writable:  # the pools know keys that are on no disk
             raise StorageError(f"cannot write {self._where}: a chapter before could not be written")
         if chapter.steps and chapter.last_step == self._sealed:
-            chapter = Chapter(self._sealed)  # an interrupt came while it was handed over, and so it was twice
+            # an interrupt came while it was handed over, and so it was twice
+            chapter = Chapter(self._sealed, dropped=chapter.dropped)
         if self._lock.removed:  # somebody else's run may be there by now
             raise StorageError(f"cannot write {self._where}: the directory was removed while it was recorded to")
         self._writable = False
@@ -161,7 +171,7 @@ class RunWriter:
                     strings[f"{layer}/{tag}"] = texts
         info = ShardInfo(
             self._manifest.run, self._index, self._previous, chapter.first_step, chapter.last_step,
-            dict(chapter.tags), strings, ended, tuple(chapter.notes),
+            dict(chapter.tags), strings, ended, dict(chapter.dropped), tuple(chapter.notes),
         )  # fmt: skip
         try:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import Refused
+from dualform.errors import Refused, listing
 from dualform.text import Text
 from dualform.viewer import code
 from dualform.viewer.opened_run import OpenedRun

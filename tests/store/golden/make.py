@@ -9,6 +9,7 @@ them. What is asked of them is in `ask`, and what was answered beside them, in a
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from dualform.store import (
     Storage,
     Use,
 )
+from dualform.store.chapter import Accounts
+from dualform.store.schema import OtherParameter
 
 Array = NDArray[Any]
 State = dict[str, Array]
@@ -159,6 +162,44 @@ def trained(
     writer.close(columns(state), "complete")
 
 
+def rest(path: Path) -> None:
+    """Four steps in two chapters of a model with a norm that is accounted for, a frozen weight and a running mean.
+
+    The second slot of every step has no label; the words are dropped before the last step.
+    """
+    norm, layers = Parameter("norm.weight", (2,), 0), (FC, EMBEDDING)
+    about = replace(
+        manifest(Storage("float32"), Optimizer("SGD", RULES["SGD"].columns), *layers),
+        others=(OtherParameter(norm, "LayerNorm is of no known kind"),),
+        frozen_numbers=3,
+    )
+    trained = {f"parameters/{name}": array for name, array in initial(layers).items()}
+    trained["parameters/norm.weight"] = np.ones(2)
+    writer = RunWriter.begin(path, about, columns(trained | {"parameters/frozen": numbers(3, seed=1)}), 1 << 20, False)
+    for step in range(4):
+        ledger: dict[str, list[float]] = {}
+        passes: dict[str, list[Rows]] = {}
+        for layer in layers:
+            packed, keys, values = rows(layer, step, about.storage)
+            for name, gradient in gradients(layer, packed, keys, values):
+                ledger[name] = sgd(name, trained, gradient)
+            label = np.ma.MaskedArray(packed.tags["label"], mask=[False, True])
+            if layer == FC or step < 3:
+                passes[layer.name] = [packed._replace(tags={"label": label})]
+        if step == 3:
+            writer.drop(["words"])
+            writer.note("nothing of this is real")
+        gradient = numbers(2, seed=step)
+        ledger["norm.weight"] = sgd("norm.weight", trained, gradient)
+        mean = np.array([step, -step], dtype=np.float32)
+        accounts = Accounts(columns({"norm.weight": gradient}), columns({"norm.running_mean": mean}))
+        residual = {"fc": 0.0, "words": 0.0 if step < 3 else float("nan")}
+        writer.append(StepRecord(ledger, residual, passes, accounts), {"label": "int"})
+        if step == 1:
+            writer.seal(columns(trained))
+    writer.close(columns(trained), "complete")
+
+
 def merged(path: Path) -> None:
     """Keys summed up by position, in two chapters of one step; the run was cut off."""
     about = manifest(Storage("float32", values=False, merge="position"), Optimizer("Lion", ()), FC)
@@ -182,6 +223,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "sgd": lambda path: trained(path, "SGD", "float16", sgd, FC, EMBEDDING, LSTM),
     "adam": lambda path: trained(path, "Adam", "float32", adam, FC),
     "merged": merged,
+    "rest": rest,
     "zeros": lambda path: trained(path, "SGD", "float16", sgd, WIDE),
 }
 
@@ -198,8 +240,9 @@ def ask(path: Path) -> dict[str, Any]:
         found[name] = {"top": layer.top(3, per=tag).to_dict(), "total": layer.total(by=tag).to_dict()}
         if memory.merged_by is None:
             found[name]["output"] = layer.output().tolist()
-            muted = memory.without(task="a").weights(name)
+            muted = memory.without(**({"task": "a"} if "task" in memory.tags else {"label": None})).weights(name)
             found[name]["without"] = {parameter: weight.tolist() for parameter, weight in muted.items()}
+    found["coverage"], found["notes"] = str(memory.coverage), memory.notes
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from tests.store.hostile.edits import FIRST, MANIFEST, SECOND, Case, Edit, places, put, set_info, set_manifest
+from tests.store.hostile.edits import FIRST, LAST, MANIFEST, SECOND, Case, Edit, places, put, set_info, set_manifest
 from tests.store.hostile.forge import LEFT_OUT, Forged
 
 WRONG: Sequence[Any] = (None, [], {}, "x", "", -1, 0, 1.5, True, 10**30, float("nan"), [[]], {"x": []}, "\x1b[2J", "\0")
@@ -90,7 +90,37 @@ _KEYS_OF_AN_INFO = (
     "audit/0",
 )  # fmt: skip
 
+
+def dropped(first: Any, last: Any) -> Edit:
+    """Layers that the second shard says were dropped, and the last one."""
+
+    def edit(forged: Forged) -> None:
+        forged.shards[1].info["dropped"], forged.shards[2].info["dropped"] = first, last
+
+    return edit
+
+
+_NO_OBJECTS: Sequence[Any] = (None, [], "0", 1)
+_NO_STEPS: Sequence[Any] = (None, -1, 2, 0.0, True, "0", [], 10**30, float("nan"))
+DROPPED = [
+    *(Case(f"dropped {value!r}", set_info(value, "dropped"), says="dropped") for value in _NO_OBJECTS),
+    Case("a layer dropped that is not there", set_info({"x": 0}, "dropped"), says="not there: 'x'"),
+    Case("a layer dropped that cannot be shown", set_info({"\x1b[2J": 0}, "dropped"), says="not there"),
+    *(
+        Case(f"a layer dropped at {step!r}", dropped({"1": step}, {"1": step}), run="embedding", says="no step")
+        for step in _NO_STEPS
+    ),
+    Case("every layer dropped", dropped({"0": 0}, {"0": 0}), says="every layer"),
+    Case("both layers dropped", dropped({}, {"0": 1, "1": 1}), LAST, "embedding", says="every layer"),
+    Case("a layer dropped, and there again", dropped({"1": 0}, {}), LAST, "embedding", says="other layers"),
+    Case("a layer dropped at two steps", dropped({"1": 0}, {"1": 1}), LAST, "embedding", says="other layers"),
+    Case("another layer dropped", dropped({"1": 0}, {"0": 1}), LAST, "embedding", says="other layers"),
+    Case("a layer dropped before its shard", dropped({}, {"1": 0}), LAST, "embedding", says="earlier"),
+    Case("a layer dropped that has slots", dropped({"1": 0}, {"1": 0}), run="embedding", refused=False),
+]
+
 DOCUMENTS = [
+    *DROPPED,
     Case("manifest of a newer version", set_manifest(3, "version"), MANIFEST, says="upgrade"),
     *(
         Case(f"manifest of version {version!r}", set_manifest(version, "version"), MANIFEST, says="version")
