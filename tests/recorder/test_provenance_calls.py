@@ -323,16 +323,18 @@ def test_a_recorded_training_is_the_same_bit_by_bit(frozen: bool) -> None:
 
 
 def test_gradients_of_others_are_left_alone() -> None:
-    model = TimeFirst()
+    model, run = TimeFirst(), InMemory()
     optimizer, calls = sgd(model), []
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
         parameter.register_post_accumulate_grad_hook(lambda p: calls.append(p))
-    with record(model, optimizer, InMemory()) as recorder:
+    with record(model, optimizer, run) as recorder:
         recorder.tag(id=ids())
-        model(torch.randn(3, 5, 4))
+        out = model(torch.randn(3, 5, 4))
         assert all((p.grad == 1).all() for p in model.parameters() if p.grad is not None)
         assert calls == []
+        step(optimizer, out)
+    assert recorded_tags(run, "head") == BY_TIME
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

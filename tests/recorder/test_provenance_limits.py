@@ -179,11 +179,11 @@ def test_a_cell_that_is_called_token_by_token() -> None:
     class Unrolled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.cell, self.head = nn.Linear(8, 4), nn.Linear(4, 2)
+            self.cell, self.table, self.head = nn.Linear(8, 4), nn.Embedding(9, 4), nn.Linear(4, 2)
 
         def forward(self, inputs: Tensor) -> Tensor:
             state = torch.zeros(len(inputs), 4)
-            for token in inputs.unbind(1):
+            for token in (inputs + self.table(torch.arange(inputs.shape[1]))).unbind(1):
                 state = self.cell(torch.cat([token, state], 1)).tanh()
             out: Tensor = self.head(state)
             return out
@@ -196,6 +196,7 @@ def test_a_cell_that_is_called_token_by_token() -> None:
             step(optimizer, model(torch.randn(BATCH, time, 4)))
             expected += time * list(range(BATCH))
     assert recorded_tags(run, "cell") == expected
+    assert recorded_tags(run, "table") == [None] * (2 + 3 + 4 + 6 + 5)
 
 
 def test_keys_and_errors_of_different_examples_raise_by_name() -> None:
