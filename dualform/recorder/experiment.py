@@ -23,7 +23,7 @@ from dualform.errors import RecordingError
 from dualform.recorder.arguments import replace as replace_tensors
 from dualform.recorder.layers import SEED
 from dualform.recorder.layout import SHARED, UNKNOWN, Batch, Form, Owners, forms
-from dualform.recorder.reading import OutputAxis, Reading, find_reading
+from dualform.recorder.reading import OutputAxis, Reading, find_reading, main_input
 from dualform.recorder.rows import Agreement, agreement, origins, owners_of
 from dualform.recorder.trial import LayerCall, Place, Subject, Trial, Unproven, attempt
 from dualform.recorder.untouched import untouched
@@ -60,9 +60,10 @@ def explore(subject: Subject, expected: int | None) -> Findings:
         Unproven: With the reason, if nothing can be told.
         RecordingError: If keys and errors of a layer belong to different examples.
     """
+    main = main_input(subject, expected)
     with untouched(subject.module, evaluating=True):
         first = attempt(subject)
-        reading = find_reading(subject, first, expected)
+        reading = find_reading(subject, first, main)
         owners = _owners(subject, first, reading)
         found = {
             place: _settle(call, owners[place], reading.permuted.calls.get(place), reading)
@@ -75,6 +76,7 @@ def explore(subject: Subject, expected: int | None) -> Findings:
             again = _owners(subject, reading.permuted, reading)
             for place in doubtful:
                 _check(found[place], again[place], place[0], reading)
+        reading = replace(reading, permuted=Trial([], {}))  # lets go of its graph
         found = _with_other_data(subject, reading, found)
     return Findings(reading.batch, reading.outputs, found)
 

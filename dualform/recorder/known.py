@@ -4,7 +4,7 @@ known = Known.of(findings)
 known.layout(("fc", 0), (32,))          # whose the rows of the first call of a layer are
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from dataclasses import replace as replace_field
@@ -16,7 +16,7 @@ from dualform.recorder.experiment import Findings, Found
 from dualform.recorder.layout import Batch, Form, Layout, Owners
 from dualform.recorder.trial import Place
 
-_SIZES = 3  # for which forms have to be the same, to be taken for further ones
+_SIZES = 3  # for which forms have to be the same, to be taken for further ones; and for which nothing could be told
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Known:
     batch: Batch | None = None  # None: nothing could be proven, or something is wrong
     error: RecordingError | None = None
     moving: set[str] = field(default_factory=set)  # layers whose rows move with the data
+    calls: int = 0  # so far
     layouts: dict[tuple[Place, tuple[int, ...]], Layout | None] = field(default_factory=dict)
     _shared: dict[tuple[tuple[int, ...], bytes], Layout] = field(default_factory=dict)
 
@@ -46,15 +47,18 @@ class Known:
             self.layouts[key] = None if owners is None else self.as_layout(leading, owners)
         return self.layouts[key]
 
-    def confirms(self, place: Place, again: Found) -> bool:
-        """Return whether rows that do not move are whose they were; if they are not, they do move."""
+    def contradicts(self, place: Place, again: Found) -> bool:
+        """Return whether rows that are not known to move are somebody else's in another call."""
         before = self.layout(place, again.leading)
-        if before is not None:
-            both = (before.owners >= 0) & (again.owners >= 0)
-            if (before.owners == again.owners)[both].all():
-                return True
-            self.moving.add(place[0])
-        return False
+        if before is None:
+            return False
+        both = (before.owners >= 0) & (again.owners >= 0)
+        return bool((before.owners != again.owners)[both].any())
+
+    def had_owners(self, place: Place) -> bool:
+        """Return whether rows of a layer's call were single examples', in evaluation mode."""
+        found = self.findings.layers.get(place) if self.findings else None
+        return found is not None and bool((found.owners >= 0).any())
 
     def as_layout(self, leading: tuple[int, ...], owners: Owners) -> Layout:
         """Return a layout: the same one for layers with the same rows, so that tags are spread over them once."""
@@ -77,13 +81,20 @@ class Patterns:
 
     def __init__(self) -> None:
         self._findings: dict[Hashable, list[Findings]] = defaultdict(list)
+        self._failures: Counter[Hashable] = Counter()
 
     def add(self, pattern: Hashable, findings: Findings) -> None:
         self._findings[pattern].append(findings)
 
+    def fail(self, pattern: Hashable) -> None:
+        """Note that nothing could be proven."""
+        self._failures[pattern] += 1
+
     def predict(self, pattern: Hashable, arguments: Any, expected: int | None) -> Known | None:
         """Return what holds for a call of another size; None if too little is known."""
         findings = self._findings.get(pattern, [])
+        if not findings and self._failures[pattern] >= _SIZES:
+            return Known()
         if len(findings) < _SIZES or any(found.moves for one in findings for found in one.layers.values()):
             return None
         forms: dict[str, frozenset[Form]] = {}

@@ -15,7 +15,7 @@ each call.
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -24,6 +24,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
@@ -35,9 +36,12 @@ from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.layout import Layout
 from dualform.recorder.rows import Agreement, agreement
 from dualform.recorder.tags import Tags
-from dualform.recorder.trial import Arguments, Place, Subject, Unproven
+from dualform.recorder.trial import Arguments, BatchOfOne, Place, Subject, Unproven
 
 NO_TAGS = Tags({})
+_MAX_SIGNATURES = 256  # are remembered
+_DEVICES = "cpu", "cuda"  # that autocast is for
+_BY_SHAPE = "tags go by the shape of a layer's rows, which was not proven to be right"
 
 
 @dataclass(eq=False)
@@ -50,6 +54,8 @@ class Call:
     graded: bool
     recomputed: bool  # inside of a backward pass, by a checkpoint
     arguments: Arguments | None  # until the step
+    autocast: Sequence[tuple[str, torch.dtype]] = ()  # by device, where the experiment may come later
+    expected: int | None = None  # the number of examples, as far as tags tell
     late: Tags | None = None  # the first ones given after it
     followed: bool = False  # back, through a recorded layer
     known: Known | None = None
@@ -163,7 +169,10 @@ class Provenance:
         for call in sorted(self._waiting, key=lambda call: call.number):
             tags = call.early if call.early.kinds else call.late
             if call.followed and call.known is None and tags is not None and tags.by_row:
-                self._find(call, tags)
+                with ExitStack() as stack:
+                    for device, dtype in call.autocast:
+                        stack.enter_context(torch.autocast(device, dtype))
+                    self._find(call, tags)
                 call.forbid_moving()
 
     def after_step(self) -> None:
@@ -205,10 +214,12 @@ class Provenance:
         call = Call(next(self._numbers), module, self.tags, self._graded, recomputed, (args, kwargs))
         self._current = call
         self._waiting.add(call)
-        if self.tags.by_row and self._graded and not recomputed:
-            self._find(call, self.tags)
-            if call.known is not None and call.known.moving:
-                self._look_again(call)
+        if not (self.tags.by_row and self._graded) or recomputed:
+            call.autocast = [(d, torch.get_autocast_dtype(d)) for d in _DEVICES if torch.is_autocast_enabled(d)]
+            return
+        self._find(call, self.tags)
+        if call.known is not None and call.known.moving:
+            self._look_again(call)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._depth = max(0, self._depth - 1)
@@ -245,25 +256,32 @@ class Provenance:
         """Look up what is known of a call's signature; make the experiment if that is nothing."""
         if not self._enabled or call.arguments is None:
             return
-        expected = tags.batch
-        signature = id(call.module), describe(call.arguments), expected
+        call.expected = tags.batch
+        signature = id(call.module), describe(call.arguments), call.expected
         known = self._known.get(signature)
         if known is None:
-            pattern = id(call.module), describe(call.arguments, sizes=False), expected is None
-            known = self._patterns.predict(pattern, call.arguments, expected)
-            known = self._known[signature] = known or self._explored(call, expected, pattern)
+            if any(map(is_lazy, (*call.module.parameters(), *call.module.buffers()))):
+                self._note(f"parameters without a shape: {_BY_SHAPE}")
+                return
+            known = self._patterns.predict(_pattern(call), call.arguments, call.expected) or self._explored(call)
+            self._known[signature] = known
+            if len(self._known) > _MAX_SIGNATURES:
+                del self._known[next(iter(self._known))]
+        known.calls += 1
         call.known = known
 
-    def _explored(self, call: Call, expected: int | None, pattern: Hashable) -> Known:
+    def _explored(self, call: Call) -> Known:
         try:
             with self._silence():
-                findings = explore(self._subject(call), expected)
+                findings = explore(self._subject(call), call.expected)
         except Unproven as reason:
-            self._note(f"{reason}: tags go by the shape of a layer's rows, which was not proven to be right")
+            if not isinstance(reason, BatchOfOne):
+                self._patterns.fail(_pattern(call))
+            self._note(f"{reason}: {_BY_SHAPE}")
             return Known()
         except RecordingError as error:
             return Known(error=error)
-        self._patterns.add(pattern, findings)
+        self._patterns.add(_pattern(call), findings)
         for (layer, _), found in findings.layers.items():
             self._note_gaps(layer, found)
         return Known.of(findings)
@@ -277,23 +295,37 @@ class Provenance:
 
     def _look_again(self, call: Call) -> None:
         """Find out whose the rows are that move with the data: of this call, before it is made, or right after it."""
-        known, reason = call.known, "its rows are others when it is called again"
+        known, after, reason = call.known, call.unmatched, "its rows are others when it is called again"
         assert known is not None
-        after = call.unmatched
-        known.moving |= {layer for layer, _ in after}
         if known.findings is None:  # foretold by forms that do not hold
-            known.findings = self._explored(call, known.batch.size if known.batch else None, None).findings
+            known.findings = self._explored(call).findings
+        expected = {layer for layer, _ in known.findings.layers} if known.findings else set()
+        self._move(known, {layer for layer, _ in after}, expected)
         try:
             with self._silence():
                 found = explore_again(self._subject(call), known.findings) if known.findings else {}
         except Unproven as unproven:
             found, reason = {}, str(unproven)
-        for place, (of_place, keys) in found.items():
-            if not known.confirms(place, of_place) and (place not in after or _same(after[place], keys)):
-                call.own[place] = known.as_layout(of_place.leading, of_place.owners)
+        self._move(
+            known, {place[0] for place, (again, _) in found.items() if known.contradicts(place, again)}, expected
+        )
+        for place, (again, keys) in found.items():
+            if place[0] in known.moving and (place not in after or _same(after[place], keys)):
+                call.own[place] = known.as_layout(again.leading, again.owners)
                 call.own_keys[place] = keys
-                self._note_gaps(place[0], of_place)
+                self._note_gaps(place[0], again)
+                if known.had_owners(place) and not again.incomplete and (again.owners < 0).all():
+                    call.trouble[place] = "in training mode its errors are of several examples, as BatchNorm's are"
         call.trouble |= dict.fromkeys(after.keys() - call.own.keys(), reason)
+
+    def _move(self, known: Known, layers: set[str], expected: set[str]) -> None:
+        """Note which layers' rows move, and if that comes late, that it does."""
+        for layer in (layers - known.moving) & expected if known.calls > 1 else ():
+            self._note(
+                f"layer {layer!r}: whose its rows are depends on the data, which did not show in the first batch of a "
+                "shape: tags of earlier steps may be wrong"
+            )
+        known.moving |= layers
 
     def _subject(self, call: Call) -> Subject:
         parts = set(call.module.modules())
@@ -307,6 +339,11 @@ class Provenance:
             yield
         finally:
             self._experimenting = False
+
+
+def _pattern(call: Call) -> Hashable:
+    """Return what there is to say of a call but for its sizes."""
+    return id(call.module), describe(call.arguments, sizes=False), call.expected is None
 
 
 def _same(one: Tensor, other: Tensor) -> bool:

@@ -20,7 +20,7 @@ from dualform.recorder.arguments import replace, tensors
 from dualform.recorder.layers import SEED
 from dualform.recorder.layout import Batch, Form, Owners, forms
 from dualform.recorder.rows import Agreement, agreement, origins
-from dualform.recorder.trial import Subject, Trial, Unproven, attempt
+from dualform.recorder.trial import BatchOfOne, Subject, Trial, Unproven, attempt
 
 Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]  # of each tensor among the arguments; None: it is the same for all examples
@@ -66,38 +66,52 @@ class Evidence(NamedTuple):
     complete: bool  # none that has an axis as long as the batch has stayed as it was
 
 
-def find_reading(subject: Subject, first: Trial, expected: int | None) -> Reading:
-    """Return which axis is the batch; raises Unproven if none can be told."""
+class MainInput(NamedTuple):
+    """The tensor among the arguments that tells how many examples there are."""
+
+    shapes: Sequence[Shape]  # of all tensors
+    number: int
+    axes: Sequence[int]  # that may be the batch
+
+
+def main_input(subject: Subject, expected: int | None) -> MainInput:
+    """Return which tensor is the main input; raises Unproven if there is none, or only one example."""
     shapes = [tuple(tensor.shape) for tensor in tensors(subject.arguments)]
-    main, axes = _main_input(shapes, expected)
-    found = [reading for axis in axes if (reading := _of_axis(subject, first, shapes, main, axis)) is not None]
-    found = [reading for reading in found if reading.evidence.sure or len(axes) == 1]
+    sized = [number for number, shape in enumerate(shapes) if shape]
+    fitting = [number for number in sized if expected in shapes[number][:2]]
+    if not sized:
+        raise Unproven("no argument is laid out by examples")
+    main = shapes[(fitting or sized)[0]]
+    axes = [axis for axis, size in enumerate(main[:2]) if not fitting or size == expected]
+    if main[axes[0]] < 2:
+        raise BatchOfOne("a batch of one shows no difference between examples")
+    return MainInput(shapes, (fitting or sized)[0], [axis for axis in axes if main[axis] > 1])
+
+
+def find_reading(subject: Subject, first: Trial, main: MainInput) -> Reading:
+    """Return which axis is the batch; raises Unproven if none can be told."""
+    if not any(output.dim() for output in first.outputs):
+        raise Unproven("the model returns no tensor that is laid out by examples (a loss only?)")
+    found = [reading for axis in main.axes if (reading := _of_axis(subject, first, main, axis)) is not None]
+    found = [reading for reading in found if reading.evidence.sure or len(main.axes) == 1]
     found.sort(key=lambda reading: reading.evidence, reverse=True)  # stable: the first axis goes first
     if not found:
-        raise Unproven(_why_not(subject, first))
+        again = attempt(subject).outputs
+        same = len(again) == len(first.outputs) and all(map(torch.equal, first.outputs, again))
+        raise Unproven(
+            f"{'no output is permuted when examples are' if same else 'two equal calls in evaluation differ'}"
+        )
     best, *others = found
     either = any(other.evidence.strict and other.batch.size == best.batch.size for other in others)
     return replace_field(best, batch=replace_field(best.batch, either=either))
 
 
-def _main_input(shapes: Sequence[Shape], expected: int | None) -> tuple[int, list[int]]:
-    """Return which tensor is the main input, and which of its axes may be the batch."""
-    sized = [number for number, shape in enumerate(shapes) if shape]
-    fitting = [number for number in sized if expected in shapes[number][:2]]
-    if not sized:
-        raise Unproven("no argument is laid out by examples")
-    main = (fitting or sized)[0]
-    axes = [axis for axis, size in enumerate(shapes[main][:2]) if not fitting or size == expected]
-    if shapes[main][axes[0]] < 2:
-        raise Unproven("a batch of one shows no difference between examples")
-    return main, [axis for axis in axes if shapes[main][axis] > 1]
-
-
-def _of_axis(subject: Subject, first: Trial, shapes: Sequence[Shape], main: int, axis: int) -> Reading | None:
+def _of_axis(subject: Subject, first: Trial, main: MainInput, axis: int) -> Reading | None:
     """Return the most plausible reading with the batch along an axis of the main input, if any holds."""
-    batch, best = Batch(shapes[main][axis], main, axis, shapes[main]), None
+    shape, best = main.shapes[main.number], None
+    batch = Batch(shape[axis], main.number, axis, shape)
     order = _cycle(batch.size)
-    for axes in islice(_axes(shapes, main, axis), _MOST_READINGS):
+    for axes in islice(_axes(main.shapes, main.number, axis), _MOST_READINGS):
         try:
             permuted = attempt(subject, partial(_permuted, axes=axes, order=torch.from_numpy(order)))
         except Unproven:
@@ -199,13 +213,3 @@ def _crossed(before: Tensor, after: Tensor, order: Owners) -> bool:
     index = torch.from_numpy(order).to(before.device)
     axes = [axis for axis, size in enumerate(before.shape) if size == len(order)]
     return len(axes) > 1 and _stayed(before.index_select(axes[0], index).index_select(axes[-1], index), after)
-
-
-def _why_not(subject: Subject, first: Trial) -> str:
-    if not any(output.dim() for output in first.outputs):
-        return "the model returns no tensor that is laid out by examples (a loss only?)"
-    again = attempt(subject).outputs
-    same = len(again) == len(first.outputs) and all(map(torch.equal, first.outputs, again))
-    if not same:
-        return "two equal calls in evaluation mode differ"
-    return "no output is permuted when the examples are"

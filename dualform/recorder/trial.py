@@ -27,6 +27,10 @@ class Unproven(Exception):
     """Says why nothing can be told of whose rows are."""
 
 
+class BatchOfOne(Unproven):
+    """There is nothing to be told apart."""
+
+
 @dataclass(frozen=True)
 class Subject:
     """What is experimented on: a call of a module, and the recorded layers in it."""
@@ -85,7 +89,8 @@ def _noting(layer: RecordedLayer, calls: dict[Place, LayerCall]) -> OnKeys:
     kind, module, numbers = layer.kind, layer.module, Counter[str]()
 
     def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
-        keys = kind.rows(inputs, precision).clone()
+        keys = kind.rows(inputs, precision)
+        keys = keys if keys.is_floating_point() else keys.clone()  # what a gradient needs is not changed in place
         base = 4 if precision == torch.float16 else 16  # the range of float16 is small
         call = calls[layer.name, numbers[layer.name]] = LayerCall(kind.leading(inputs), keys, base)
         numbers[layer.name] += 1

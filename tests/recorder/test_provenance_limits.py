@@ -292,7 +292,7 @@ class Centred(nn.Sequential):
     [
         (nn.Sequential(nn.Linear(4, 2)), 1, "a batch of one"),
         (OnlyLoss(nn.Linear(4, 2)), 3, "a loss only"),
-        (Random(nn.Linear(4, 2)), 3, "two equal calls in evaluation mode differ"),
+        (Random(nn.Linear(4, 2)), 3, "two equal calls in evaluation differ"),
         (Centred(nn.Linear(4, 2)), 3, "no output is permuted"),
     ],
 )
