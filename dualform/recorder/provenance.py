@@ -4,19 +4,16 @@
     provenance.add_hooks(model)
     provenance.tag(tags)                                # what the user says, before a forward pass or right after it
     call, number = provenance.place(layer, ...)         # which call a layer is called in, and for which time
-    call.layout(layer, number, leading)                 # whose its rows are; None: to be read by their shape
 
-A *call* is the outermost call of a module that holds recorded layers: of the model, mostly, but a trainer may call a
-part of it, and anybody a layer. Hooks on all such modules keep count of the depth. The experiment of experiment.py is
-made once for each signature, the shapes and types of the arguments, and only where tags have an entry for each example.
-Forms that were the same for three sizes are taken for further ones; rows that move with the data are looked at again in
-each call.
+A *call* is the outermost call of a module that holds recorded layers (calls.py): of the model, mostly, but a trainer
+may call a part of it, and anybody a layer. Hooks on all such modules keep count of the depth. The experiment of
+experiment.py is made once for each signature, the shapes and types of the arguments, and only where tags have an entry
+for each example. Forms that were the same for three sizes are taken for further ones; rows that move with the data are
+looked at again in each call.
 """
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 from weakref import WeakSet
@@ -24,92 +21,22 @@ from weakref import WeakSet
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.kinds.hook import ModuleHook
 from dualform.recorder.arguments import describe
+from dualform.recorder.calls import NO_TAGS, Call
 from dualform.recorder.experiment import Found, explore, explore_again
 from dualform.recorder.known import Known, Patterns
 from dualform.recorder.layers import RecordedLayer
-from dualform.recorder.layout import Layout
 from dualform.recorder.rows import Agreement, agreement
 from dualform.recorder.tags import Tags
-from dualform.recorder.trial import Arguments, BatchOfOne, Place, Subject, Unproven
+from dualform.recorder.trial import BatchOfOne, Place, Subject, Unproven
 
-NO_TAGS = Tags({})
 _MAX_SIGNATURES = 256  # are remembered
 _DEVICES = "cpu", "cuda"  # that autocast is for
 _BY_SHAPE = "tags go by the shape of a layer's rows, which was not proven to be right"
-
-
-@dataclass(eq=False)
-class Call:
-    """An outermost call of a module, and what is known of the rows in it."""
-
-    number: int
-    module: nn.Module
-    early: Tags  # in force when it began
-    graded: bool
-    recomputed: bool  # inside of a backward pass, by a checkpoint
-    arguments: Arguments | None  # until the step
-    autocast: Sequence[tuple[str, torch.dtype]] = ()  # by device, where the experiment may come later
-    expected: int | None = None  # the number of examples, as far as tags tell
-    late: Tags | None = None  # the first ones given after it
-    followed: bool = False  # back, through a recorded layer
-    known: Known | None = None
-    own: dict[Place, Layout] = field(default_factory=dict)  # of rows that move with the data
-    own_keys: dict[Place, Tensor] = field(default_factory=dict)
-    times: Counter[str] = field(default_factory=Counter)  # that each layer was called
-    unmatched: dict[Place, Tensor] = field(default_factory=dict)  # keys of calls that nothing is known of
-    deferred: list[tuple[str, int]] = field(default_factory=list)  # calls without gradients: a checkpoint's, perhaps
-    trouble: dict[Place, str] = field(default_factory=dict)
-
-    def layout(self, layer: str, number: int, leading: tuple[int, ...]) -> Layout | None:
-        """Return whose the rows of a layer's call are; None if that is not known, and their shape has to tell."""
-        place = layer, number
-        if self.known is not None and self.known.error is not None:
-            raise self.known.error
-        if self.known is None or self.known.batch is None:
-            return None
-        found = self.own.get(place) or self.known.layout(place, leading)
-        if found is None or place in self.trouble:
-            why = self.trouble.get(place, "its rows are others than in the experiment")
-            raise RecordingError(
-                f"layer {layer!r} got rows of shape {leading}, and whose they are depends on the data: {why}. Leave "
-                "the layer out with exclude=..., or have tags read by the shape of the rows with provenance=False"
-            )
-        return found
-
-    def forbid_moving(self) -> None:
-        """Say what is in the way where rows move with the data, and the call that shows whose they are is past."""
-        moving: set[str] = self.known.moving if self.known else set()
-        for layer in moving:
-            places = ((layer, number) for number in range(self.times[layer]))
-            self.trouble |= dict.fromkeys(places, "call recorder.tag before the forward pass, not after it")
-
-
-def choose_tags(calls: Iterable[Call], step: int) -> dict[Call, Tags]:
-    """Return the tags of the calls that are in a step: those given before each, or those given right after.
-
-    If the first has some from before, so have all; else each pass needs its own after it. A pass is as many calls as
-    there are different modules.
-    """
-    ordered = sorted(calls, key=lambda call: call.number)
-    if not ordered or ordered[0].early.kinds or all(call.late is None for call in ordered):
-        return {call: call.early for call in ordered}
-    seen: set[tuple[int, int]] = set()
-    for call in ordered:
-        covered = id(call.late), id(call.module)
-        if call.late is None or covered in seen:
-            problem = "some have none" if call.late is None else "one recorder.tag follows several of them"
-            raise RecordingError(
-                f"step {step}: tags were given after the first forward pass, so that each has its own after it, but "
-                f"{problem}: call recorder.tag before every forward pass of a step. The steps before it are kept"
-            )
-        seen.add(covered)
-    return {call: call.late for call in ordered if call.late is not None}
 
 
 class Provenance:
@@ -260,9 +187,6 @@ class Provenance:
         signature = id(call.module), describe(call.arguments), call.expected
         known = self._known.get(signature)
         if known is None:
-            if any(map(is_lazy, (*call.module.parameters(), *call.module.buffers()))):
-                self._note(f"parameters without a shape: {_BY_SHAPE}")
-                return
             known = self._patterns.predict(_pattern(call), call.arguments, call.expected) or self._explored(call)
             self._known[signature] = known
             if len(self._known) > _MAX_SIGNATURES:

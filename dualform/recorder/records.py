@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.recorder.audit import AuditedStep
+from dualform.recorder.calls import choose_tags
 from dualform.recorder.captures import Capture, Packed
 from dualform.recorder.plan import RecordingPlan
-from dualform.recorder.provenance import choose_tags
 from dualform.recorder.tags import Tags, check_same, joined
 from dualform.store import Rows, StepRecord, Storage
 

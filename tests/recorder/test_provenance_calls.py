@@ -196,6 +196,18 @@ def test_autocast(dtype: torch.dtype) -> None:
     assert recorded_tags(run, "middle.1") == 2 * BY_TIME
 
 
+def test_a_late_tag_of_a_part_that_only_autocast_can_call() -> None:
+    model, run = nn.ModuleList([nn.Linear(4, 4), TimeFirst()]), InMemory()
+    optimizer = sgd(model)
+    with record(model, optimizer, run) as recorder:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model[1](model[0](torch.randn(3, 5, 4)))
+        recorder.tag(id=ids())
+        step(optimizer, out.float())
+    assert recorder.notes == []
+    assert recorded_tags(run, "1.body") == BY_TIME
+
+
 def test_a_large_batch() -> None:
     model, run = TimeFirst(), InMemory()
     optimizer = sgd(model, lr=1e-4)

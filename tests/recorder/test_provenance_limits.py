@@ -329,3 +329,36 @@ def test_an_argument_that_cannot_be_passed_twice() -> None:
         step(optimizer, model(torch.randn(3, 4), cache))
     assert len(cache.seen) == 1
     assert "class Cache" in recorder.notes[0]
+
+
+def test_what_cannot_be_proven_is_not_tried_for_every_shape() -> None:
+    model, calls = Centred(nn.Linear(4, 2)), []
+    model[0].register_forward_hook(lambda *_: calls.append(1))
+    optimizer = sgd(model, lr=1e-4)
+    with record(model, optimizer, InMemory()) as recorder:
+        for size in range(2, 8):
+            calls.clear()
+            recorder.tag(id=torch.arange(size))
+            step(optimizer, model(torch.randn(size, 4)))
+    assert len(recorder.notes) == len(calls) == 1
+
+
+def test_experts_behind_a_norm_of_the_batch_raise_by_name() -> None:
+    """In training mode, a row's error is of the whole batch; in evaluation mode, its rows are others."""
+
+    class Normed(Experts):
+        def __init__(self) -> None:
+            super().__init__(noise=5.0)
+            self.norm = nn.BatchNorm1d(4)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.norm(super().forward(inputs).flatten(0, 1)).view_as(inputs)  # type: ignore[no-any-return]
+
+    model = Normed()
+    optimizer = sgd(model)
+    with (
+        pytest.raises(RecordingError, match=r"layer 'experts\.\d' got rows .*BatchNorm.*exclude="),
+        record(model, optimizer, InMemory()) as recorder,
+    ):
+        recorder.tag(id=torch.arange(BATCH))
+        step(optimizer, model(named_inputs()))
