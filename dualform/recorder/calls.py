@@ -4,9 +4,11 @@ call.layout(layer, number, leading)         # whose the rows of a layer are; Non
 choose_tags(calls, step)
 """
 
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +32,7 @@ class Call:
     graded: bool
     recomputed: bool  # inside of a backward pass, by a checkpoint
     arguments: Arguments | None  # until the step
+    frame: FrameType | None  # in which it runs, until it ends
     autocast: Sequence[tuple[str, torch.dtype]] = ()  # by device, where the experiment may come later
     expected: int | None = None  # the number of examples, as far as tags tell
     late: Tags | None = None  # the first ones given after it
@@ -41,6 +44,14 @@ class Call:
     unmatched: dict[Place, Tensor] = field(default_factory=dict)  # keys of calls that nothing is known of
     deferred: list[tuple[str, int]] = field(default_factory=list)  # calls without gradients: a checkpoint's, perhaps
     trouble: dict[Place, str] = field(default_factory=dict)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether it has come to an end that hooks are not told of: an interrupt is no Exception."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is None
 
     def layout(self, layer: str, number: int, leading: tuple[int, ...]) -> Layout | None:
         """Return whose the rows of a layer's call are; None if that is not known, and their shape has to tell."""

@@ -12,6 +12,7 @@ for each example. Forms that were the same for three sizes are taken for further
 looked at again in each call.
 """
 
+import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
@@ -51,7 +52,7 @@ class Provenance:
         self._current: Call | None = None
         self._waiting: WeakSet[Call] = WeakSet()  # for a step: calls that may be followed back
         self._deferred: list[Call] = []  # that a checkpoint may make again
-        self._experimenting = False
+        self.experimenting = False  # whether the model is being called for an experiment
         self._known: dict[Hashable, Known] = {}
         self._patterns = Patterns()
         self._hooked: list[tuple[nn.Module, tuple[RemovableHandle, ...]]] = []
@@ -86,6 +87,7 @@ class Provenance:
 
     def tag(self, tags: Tags) -> None:
         """Take what the user says of the coming forward passes, or of the last one."""
+        self._forget_interrupted()
         self.tags = tags
         for call in list(self._waiting):
             if call.late is None:
@@ -93,6 +95,7 @@ class Provenance:
 
     def before_step(self) -> None:
         """Find out what is still to be known of calls, while their arguments and weights are there."""
+        self._forget_interrupted()
         for call in sorted(self._waiting, key=lambda call: call.number):
             tags = call.early if call.early.kinds else call.late
             if call.followed and call.known is None and tags is not None and tags.by_row:
@@ -108,12 +111,12 @@ class Provenance:
             call.arguments = None
         self._waiting.clear()
         self._deferred.clear()
-        self._depth, self._current, self.tags = 0, None, NO_TAGS  # an interrupt in a forward pass leaves a depth behind
+        self.tags = NO_TAGS
 
     def place(self, layer: str, keys: Callable[[], Tensor], leading: tuple[int, ...]) -> tuple[Call, int] | None:
         """Return which call a layer is called in, and for which time; None if its errors cannot follow."""
         call = self._current
-        if call is None or self._experimenting:
+        if call is None or self.experimenting:
             return None
         number = call.times[layer]
         call.times[layer] += 1
@@ -133,12 +136,17 @@ class Provenance:
     # Around each call
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._current is not None and module is self._current.module:
+            self._forget_interrupted()
         self._depth += 1
         self._graded = torch.is_grad_enabled()
-        if self._depth > 1 or self._experimenting:
+        if self._depth > 1 or self.experimenting:
             return
         recomputed = torch._C._current_graph_task_id() != -1
-        call = Call(next(self._numbers), module, self.tags, self._graded, recomputed, (args, kwargs))
+        frame = sys._getframe()
+        while frame.f_code.co_name != "_call_impl" and frame.f_back is not None:
+            frame = frame.f_back  # past what calls this hook
+        call = Call(next(self._numbers), module, self.tags, self._graded, recomputed, (args, kwargs), frame)
         self._current = call
         self._waiting.add(call)
         if not (self.tags.by_row and self._graded) or recomputed:
@@ -151,9 +159,9 @@ class Provenance:
     def _leave(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         self._depth = max(0, self._depth - 1)
         call = self._current
-        if self._depth or self._experimenting or call is None:
+        if self._depth or self.experimenting or call is None:
             return
-        self._current = None
+        self._current, call.frame = None, None
         if call.unmatched:
             self._look_again(call)
         if call.deferred:
@@ -164,6 +172,11 @@ class Provenance:
     def _compare(self, call: Call, place: Place, keys: Tensor) -> None:
         if not _same(keys, call.own_keys[place]):
             call.trouble[place] = "two equal calls differ"
+
+    def _forget_interrupted(self) -> None:
+        """Begin to count anew, after an interrupt in a forward pass."""
+        if self._current is not None and self._current.interrupted:
+            self._depth, self._current = 0, None
 
     def _original(self, layer: str, leading: tuple[int, ...]) -> tuple[Call, int] | None:
         """Return the call of a layer in the forward pass that a checkpoint is making again."""
@@ -258,11 +271,11 @@ class Provenance:
 
     @contextmanager
     def _silence(self) -> Iterator[None]:
-        self._experimenting = True
+        self.experimenting = True
         try:
             yield
         finally:
-            self._experimenting = False
+            self.experimenting = False
 
 
 def _pattern(call: Call) -> Hashable:

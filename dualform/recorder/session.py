@@ -212,6 +212,8 @@ class Session:
     def _before_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.failure is not None:
             raise self.stop_error()
+        if self.provenance.experimenting:
+            raise RecordingError("the model takes steps in its own forward pass")
         try:
             name, row = self._row_to_check()
             # NaN never is equal; infinite weights make gradients that are refused

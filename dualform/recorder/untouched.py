@@ -23,6 +23,7 @@ def untouched(module: nn.Module, *, evaluating: bool) -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(_random_state(module))
         stack.enter_context(_buffers(module))
+        stack.enter_context(_gradients(module))
         stack.enter_context(_checkpoints())
         stack.enter_context(_autocast_cache())
         # A checkpoint around all of this counts what is saved, and must not see it
@@ -62,6 +63,19 @@ def _buffers(module: nn.Module) -> Iterator[None]:
     finally:
         for part, name, buffer in own:
             part._buffers[name] = buffer
+
+
+@contextmanager
+def _gradients(module: nn.Module) -> Iterator[None]:
+    """Put gradients aside, should a module follow something back in its own forward pass."""
+    own = [(parameter, parameter.grad) for parameter in module.parameters()]
+    try:
+        for parameter, _ in own:
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, gradient in own:
+            parameter.grad = gradient
 
 
 @contextmanager

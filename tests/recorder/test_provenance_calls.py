@@ -89,6 +89,56 @@ def test_a_forward_pass_that_fails_does_not_count() -> None:
     assert recorded_tags(run, "body") == BY_TIME
 
 
+def test_a_forward_pass_that_was_interrupted_does_not_count() -> None:
+    class Interrupted(nn.Module):
+        interrupts = False
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.interrupts:
+                raise KeyboardInterrupt
+            return inputs
+
+    middle, run = Interrupted(), InMemory()
+    model = TimeFirst(middle)
+    optimizer = sgd(model)
+    recorder = record(model, optimizer, run).start()
+    recorder.tag(id=ids())
+    step(optimizer, model(torch.randn(3, 5, 4)))
+    middle.interrupts = True
+    recorder.tag(id=ids() + 100)
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.randn(3, 5, 4))
+    middle.interrupts = False
+    recorder.tag(id=ids())
+    step(optimizer, model(torch.randn(3, 5, 4)))
+    recorder.stop()
+    assert recorded_tags(run, "body") == 2 * BY_TIME
+
+
+def test_a_model_that_trains_itself_is_not_trained_by_an_experiment() -> None:
+    class SelfTrained(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = nn.Linear(4, 2)
+            self.optimizer = sgd(self.net)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            for _ in range(2):
+                step(self.optimizer, self.net(inputs))
+            out: Tensor = self.net(inputs)
+            return out
+
+    plain, model, run, inputs = SelfTrained(), SelfTrained(), InMemory(), torch.randn(3, 4)
+    plain(inputs)
+    with record(model, model.optimizer, run) as recorder:
+        recorder.tag(id=ids())
+        model(inputs)
+    assert "steps in its own forward pass" in recorder.notes[0]
+    assert_close(model.state_dict(), plain.state_dict(), rtol=0, atol=0)
+    assert recorded_tags(run, "net") == 2 * [10, 11, 12]
+
+
 def test_gates_of_an_lstm() -> None:
     class Gates(nn.Module):
         def __init__(self) -> None:
