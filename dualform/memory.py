@@ -202,14 +202,15 @@ class Memory:
             A spotlight for each recorded layer, by its name.
         """
         note, find_directions = None, None
+        queries: Mapping[str, Tensor]
         if isinstance(model, nn.Module):
             queries = queries_of(model, self._run.layers, inputs, rows)
             note = difference(self._run, model)
             find_directions = partial(directions, model, self._run.layers, inputs, rows)
         else:
-            queries = dict(model)
-        queries = as_queries(self._sources.view, queries)
-        layers = {name: LayerSpotlight(self._sources, name, q, find_directions) for name, q in queries.items()}
+            queries = model
+        prepared = as_queries(self._sources.view, queries)
+        layers = {name: LayerSpotlight(self._sources, name, q, find_directions) for name, q in prepared.items()}
         return Spotlight(layers, note)
 
     def weights(self, layer: str) -> dict[str, Tensor]:

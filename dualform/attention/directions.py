@@ -43,6 +43,17 @@ class Directions:
 
     classes: Tensor  # (inputs,)
     layers: dict[str, Tensor]  # (queries, d_out) each
+    unfollowed: frozenset[str]  # layers that were called without gradients
+
+    def of(self, layer: str) -> Tensor:
+        """Return the direction for each query of a layer; raise if none can be known."""
+        if layer in self.unfollowed:
+            raise QueryError(
+                f"the model calls layer {layer!r} without gradients, so that no target can be followed back to it: "
+                "checkpoint with use_reentrant=False, leave torch.no_grad() out of the model, or pass a direction of "
+                "the layer's output, a tensor of floats"
+            )
+        return self.layers[layer]
 
 
 def directions(
@@ -50,9 +61,14 @@ def directions(
 ) -> Directions:
     """Return the gradient of the target at each query of every layer."""
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    unfollowed: set[str] = set()
 
-    def on_keys(layer: Layer, layer_inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
+    def on_keys(layer: Layer, layer_inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
         """Keep errors in the order of the calls, though the last call's come first; where none come they are 0."""
+        if torch._C._current_graph_task_id() >= 0:
+            return None  # checkpointing calls the layer again on the way back
+        if not followed:
+            unfollowed.add(layer.name)
         leading, calls = kind_of(layer).leading(layer_inputs), caught[layer.name]
         order = len(calls)
         calls[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
@@ -68,9 +84,17 @@ def directions(
             output = _outputs(call(model, inputs), rows)
             classes = _classes(target, output)
             wanted = output.gather(1, classes[:, None]).sum()
-            torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
+            try:
+                torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
+            except RuntimeError as error:
+                if "use_reentrant" not in str(error):
+                    raise
+                raise QueryError(
+                    "no target can be followed back through re-entrant checkpointing: checkpoint with "
+                    "use_reentrant=False, or pass a direction of the layer's output, a tensor of floats"
+                ) from error
     by_layer = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
-    return Directions(classes.cpu(), by_layer)
+    return Directions(classes.cpu(), by_layer, frozenset(unfollowed))
 
 
 @contextmanager
@@ -102,7 +126,23 @@ def _outputs(returned: Any, rows: int | slice | None) -> Tensor:
         )
     if outputs.dim() < 2:
         raise QueryError(f"a target needs outputs of shape (inputs, classes), not {tuple(outputs.shape)}")
-    return outputs[:, rows] if outputs.dim() > 2 else outputs
+    chosen = outputs[:, rows] if outputs.dim() > 2 else outputs
+    _check_logits(chosen.detach())
+    return chosen
+
+
+def _check_logits(outputs: Tensor) -> None:
+    """Raise for outputs (inputs, classes) that are normalised: what is added to one class is taken from the others."""
+    if not outputs.is_floating_point() or not len(outputs) or outputs.shape[1] < 2:
+        return
+    rounding = 32 * torch.finfo(outputs.dtype).eps
+    for what, probabilities in (("log-probabilities", outputs.double().exp()), ("probabilities", outputs.double())):
+        sums = probabilities.sum(dim=1)
+        if bool((probabilities >= 0).all()) and bool(((sums - 1).abs() < rounding).all()):
+            raise QueryError(
+                f"the model returns {what}, which depend on all classes: let it return logits, and leave the softmax "
+                "to the loss (cross_entropy); or pass a direction of the layer's output, such as torch.eye(classes)[3]"
+            )
 
 
 def _classes(target: Target, output: Tensor) -> Tensor:

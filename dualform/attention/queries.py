@@ -1,12 +1,14 @@
 """Run a test input through the model, and catch the queries at the recorded layers."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from threading import RLock
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,11 @@ def queries_of(
 
     with hooked(model, layers, on_keys), torch.no_grad():
         call(model, inputs)
+    if not caught:
+        raise QueryError(
+            "none of the recorded layers was called as a module, so that there are no queries. Call the model outside "
+            "of torch.vmap and torch.func, or pass the queries themselves: memory.attend({layer: queries})"
+        )
     return {name: torch.cat(queries) for name, queries in caught.items()}
 
 
@@ -43,6 +50,8 @@ def hooked(
 ) -> Iterator[dict[str, nn.Module]]:
     """Hook the modules of the recorded layers, in eval mode; afterwards everything is as it was.
 
+    A compiled model is run as plain Python: what was compiled before calls no hooks, and fullgraph=True allows none.
+
     Args:
         model: The model.
         layers: The recorded layers.
@@ -55,9 +64,11 @@ def hooked(
             for name, layer in layers.items()
         ]
         training = {module: module.training for module in model.modules()}
+        compiled = "torch._dynamo" in sys.modules  # if not, nothing is, and to import it would take seconds
         try:
             model.eval()
-            yield modules
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+                yield modules
         finally:
             for handle in handles:
                 handle.remove()
@@ -65,23 +76,43 @@ def hooked(
                 module.training = mode
 
 
-def as_queries(view: View, by_layer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def as_queries(view: View, by_layer: Any) -> dict[str, Tensor]:
     """Return queries (..., d_in) as they are multiplied: (queries, d_in), in the precision of the run's keys."""
+    if not isinstance(by_layer, Mapping):
+        got = f"the class {by_layer.__name__}" if isinstance(by_layer, type) else type(by_layer).__name__
+        raise QueryError(f"pass memory.attend(model, inputs), the model first, or {{layer: queries}}; got {got}")
     prepared, layers = {}, view.run.layers
     for name, queries in by_layer.items():
         if name not in layers:
             raise UnknownName("layer", name, layers)
         width = layers[name].d_in
-        if queries.shape[-1] != width:
-            raise QueryError(f"a query of layer {name!r} has {width} entries, this one has {queries.shape[-1]}")
+        if not isinstance(queries, Tensor):
+            got = type(queries).__name__
+            raise QueryError(
+                f"queries of layer {name!r} are a tensor (..., {width}), got {got}: pass torch.as_tensor(x)"
+            )
+        if queries.dim() == 0 or queries.shape[-1] != width:
+            entries = f"has {queries.shape[-1]}" if queries.dim() else "is a single number"
+            raise QueryError(f"a query of layer {name!r} has {width} entries, this one {entries}")
         prepared[name] = queries.detach().to("cpu", view.dtype).reshape(-1, width)
     return prepared
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    """Call a model with whatever it takes; should that fail, say so if what it was given can be the reason."""
+    try:
+        if isinstance(inputs, Mapping):
+            return model(**inputs)
+        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+    except Exception as error:
+        several = isinstance(inputs, Mapping | tuple)
+        for given in (inputs.values() if isinstance(inputs, Mapping) else inputs) if several else [inputs]:
+            if isinstance(given, np.ndarray | list):
+                kind = type(given).__name__
+                raise QueryError(f"the model cannot be called with {kind}: pass tensors, torch.as_tensor(x)") from error
+        if inputs is None:
+            raise QueryError("memory.attend(model, inputs) needs what to call the model with, got None") from error
+        raise
 
 
 def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:

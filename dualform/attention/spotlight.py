@@ -65,7 +65,7 @@ class LayerSpotlight(Answers):
                 f"queries alone, pass a direction of the output of {self.name!r}, a tensor of floats"
             )
         towards = self._find_directions(target)
-        return LayerContribution(self._sources, self.name, self.queries, towards.layers[self.name], towards.classes)
+        return LayerContribution(self._sources, self.name, self.queries, towards.of(self.name), towards.classes)
 
     def effective(self, unit: int) -> LayerEffective:
         """Return each slot's attention weight as it takes effect in one output unit: sum_j R_t[unit, j] x_t[j] q[j].

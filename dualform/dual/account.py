@@ -17,7 +17,8 @@ from dualform.algebra import Line, Moments, Rule, Step
 from dualform.dual.certificate import LayerCertificate
 from dualform.dual.coefficients import parameter_rule
 from dualform.dual.distance import Distance, SpanCertificate, distance, rounding_of_weights
-from dualform.dual.state import optimizer_entry, stored_parameter, stored_rows
+from dualform.dual.state import optimizer_entry, stored_parameter, stored_rows, stored_tensor
+from dualform.errors import RunError
 from dualform.store import Parameter, Run, Shard
 from dualform.store.coverage import SNAPSHOTS_ONLY
 from dualform.store.schema import BUFFERS, STATE_BUFFERS, buffer_tensor, gradient_tensor, ledger_tensor
@@ -67,7 +68,11 @@ def _buffers(run: Run, since: Shard, until: int) -> dict[str, Tensor]:
         first, last = shard.info.first_step, shard.info.last_step
         if since.info.last_step < until and first < until and last > since.info.last_step:
             for tensor in shard.names(BUFFERS):
-                values[tensor.removeprefix(BUFFERS)] = stored_rows(shard, tensor)[min(until, last) - first - 1]
+                name, row = tensor.removeprefix(BUFFERS), stored_rows(shard, tensor)[min(until, last) - first - 1]
+                before = stored_tensor(since, f"{STATE_BUFFERS}{name}")
+                if (row.shape, row.dtype) != (before.shape, before.dtype):
+                    raise RunError(f"{shard.path} is a corrupt shard: {tensor} is not as the buffer in {since.path}")
+                values[name] = row
     return values
 
 

@@ -1,16 +1,18 @@
 """Certify a run: measure the distance between its primal and its dual form."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from dualform.dual.distance import SpanCertificate
 from dualform.dual.moved import moved_parameters
+from dualform.dual.rebuilt import sharing
+from dualform.dual.rounding import half_precisions
 from dualform.store import Run, Shard
 from dualform.store.coverage import Coverage
-from dualform.store.schema import AUDIT
+from dualform.store.schema import AUDIT, DTYPES, PASS_PRECISIONS, state_tensor
 from dualform.store.summary import worst_residual
 
 EXACT, NOT_EXACT, NOT_CERTIFIABLE = "exact", "not exact", "not certifiable"
@@ -24,16 +26,28 @@ class LayerCertificate:
     chapters: list[SpanCertificate]
     # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
     cancelled: Mapping[str, float] = field(default_factory=dict)
+    autocast: str | None = None  # the half precision that gradients were rounded to, where weights are in a wider one
+    half_weights: str | None = None  # the half precision that weights are in themselves
 
     @property
     def relative_error(self) -> float:
         """The largest of its parameters: |dual - primal| / |W_T - W_0|."""
         return self.whole.relative_error if self.whole else 0.0
 
+    @property
+    def rounding(self) -> float:
+        """The largest share of a parameter's change that rounding gradients to half precision added: in no slot."""
+        distances = self.whole.parameters.values() if self.whole else ()
+        moved = [distance for distance in distances if not distance.no_net_gradient]
+        return max((distance.rounding / max(distance.change, 1e-300) for distance in moved), default=0.0)
+
     def failed(self, tolerance: float) -> list[SpanCertificate]:
-        """Return the spans that are not exact."""
+        """Return the spans that are not exact.
+
+        Rounding weights to half precision would explain changes of their own size, so it may explain nothing.
+        """
         spans = [*self.chapters, *([self.whole] if self.whole else [])]
-        return [span for span in spans if not span.ok(tolerance)]
+        return [span for span in spans if not span.ok(tolerance, explained=self.half_weights is None)]
 
     def ok(self, tolerance: float) -> bool:
         """Return whether the whole run and each chapter are exact."""
@@ -54,6 +68,8 @@ class LayerCertificate:
         return {
             "relative_error": self.relative_error,
             "ok": self.ok(tolerance),
+            "autocast": self.autocast,
+            "rounding": self.rounding,
             "parameters": parameters,
             "chapters": [
                 {"first_step": span.first_step, "last_step": span.last_step, "relative_error": span.relative_error}
@@ -87,9 +103,9 @@ class Certificate:
     @property
     def status(self) -> str:
         """`"exact"`, `"not exact"`, or `"not certifiable"`: there is nothing that could prove the one or the other."""
-        if self.unread is not None or self.moved or self._failed:
+        if self.unread is not None or self.moved or (self._failed and not self.uncertifiable):
             return NOT_EXACT
-        return NOT_CERTIFIABLE if self._obstacle else EXACT
+        return NOT_CERTIFIABLE if self._obstacle or self.uncertifiable else EXACT
 
     @property
     def _obstacle(self) -> str | None:
@@ -116,6 +132,18 @@ class Certificate:
         return max((certificate.relative_error for certificate in self._certificates), default=0.0)
 
     @property
+    def uncertifiable(self) -> str | None:
+        """Why what failed cannot be certified: weights are in half precision. None: nothing failed, or others did."""
+        failed = [certificate.half_weights for certificate in self._certificates if not certificate.ok(self.tolerance)]
+        if not failed or None in failed:
+            return None
+        names = " and ".join(sorted({name for name in failed if name}))
+        return (
+            f"weights are in {names}: every step rounds them, and all that the optimiser does, by more than the "
+            "tolerance. Train with weights in float32, under autocast"
+        )
+
+    @property
     def headline(self) -> str:
         """The result in one line, and how much of the model it is about."""
         return f"{self._result}; {self.coverage}"
@@ -129,14 +157,24 @@ class Certificate:
             return f"NOT EXACT: {name!r} moved by {distance:.1e} of its size{others}, and {steps}"
         if self._failed:
             worst = max(self._failed, key=lambda span: span.relative_error)
-            where = f"steps {worst.first_step:,} to {worst.last_step:,} (tolerance {self.tolerance:.0e})"
-            return f"NOT EXACT: dual and primal differ by {worst.relative_error:.1e} in {where}"
+            bound = f"tolerance {self.tolerance:.0e}{self._autocast_note}"
+            where = f"steps {worst.first_step:,} to {worst.last_step:,} ({bound})"
+            verdict = f"NOT CERTIFIABLE: {self.uncertifiable}" if self.uncertifiable else "NOT EXACT"
+            return f"{verdict}: dual and primal differ by {worst.relative_error:.1e} in {where}"
         if self.unread is not None:
             return "NOT EXACT: not all of the run could be read"
         if self._obstacle:
             return f"NOT CERTIFIABLE: {self._obstacle}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
-        return f"dual = primal to {self.relative_error:.1e} ({within})"
+        return f"dual = primal to {self.relative_error:.1e} ({within}{self._autocast_note})"
+
+    @property
+    def _autocast_note(self) -> str:
+        """Name the precision of autocast, and what its rounding of gradients comes to."""
+        names = " and ".join(sorted({layer.autocast for layer in self.layers.values() if layer.autocast}))
+        share = max((layer.rounding for layer in self.layers.values()), default=0.0)
+        in_no_slot = f", {share:.0e} of the change, in no slot" if share else ""
+        return f"; with the rounding of {names} autocast{in_no_slot}" if names else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as data."""
@@ -144,6 +182,7 @@ class Certificate:
             "ok": self.ok,
             "status": self.status,
             "headline": self.headline,
+            "uncertifiable": self.uncertifiable,
             "relative_error": None if self.keys_only else self.relative_error,
             "tolerance": self.tolerance,
             "layers": {name: layer.to_dict(self.tolerance) for name, layer in self.layers.items()},
@@ -196,7 +235,9 @@ def verify(
     layers: dict[str, LayerCertificate] = {}
     for name in run.layers if storage.values and run.steps else ():
         progress(name)
-        layers[name] = certify(name)
+        half_weights = _half_weights(run, name)
+        autocast = None if half_weights else half_precisions(run, sharing(run.manifest, run.layers[name]))
+        layers[name] = replace(certify(name), autocast=autocast, half_weights=half_weights)
     return Certificate(
         layers=layers,
         accounted=accounted(run) if storage.values else None,
@@ -211,6 +252,12 @@ def verify(
         unread=run.unread,
         notes=run.notes,
     )
+
+
+def _half_weights(run: Run, layer: str) -> str | None:
+    """Return the half precision that a layer's trained parameters are in; None: they are in a wider one."""
+    names = {DTYPES[run.final.dtype(state_tensor(use.parameter.name))] for use in run.layers[layer].trained}
+    return " and ".join(sorted(names & {*PASS_PRECISIONS})) or None
 
 
 def _audited_steps(shard: Shard) -> int:

@@ -15,6 +15,7 @@ from dualform.algebra import Rule
 from dualform.dual.certificate import LayerCertificate
 from dualform.dual.coefficients import ParameterCoefficients
 from dualform.dual.distance import Distance, SpanCertificate, distance, rounding_of_slots, rounding_of_weights
+from dualform.dual.rounding import rounding_of
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Plan, carry_out
 from dualform.kinds import kind_of
@@ -65,6 +66,10 @@ def certify(
     for user in sharing:
         fold = CertifyFold(user, spans, vectors)
         probed[user.name] = carry_out(Plan(Slots(run, user), Selection(last.info.last_step), (fold,)))[0]
+        of_rounding = rounding_of(run, user, [span.of for span in spans], range(last.info.last_step), vectors)
+        for sums, roundings in zip(probed[user.name], of_rounding, strict=True):
+            for use, rounding in roundings.items():
+                sums[use].add(_ProbedSum(rounding, rounding=rounding))
     comparison = _Comparison(run, layer, sharing, rule, vectors)
     whole, *chapters = [
         comparison.certify(span, {name: sums[i] for name, sums in probed.items()}) for i, span in enumerate(spans)
@@ -86,10 +91,12 @@ class _ProbedSum:
 
     dual: Tensor  # (d_out, probes)
     squares: float = 0.0  # sum of (|c_t| |e_t| |x_t r|)^2
+    rounding: Tensor | float = 0.0  # the part of it that is due to rounding to half precision, and in no slot
 
     def add(self, other: "_ProbedSum") -> None:
-        self.dual += other.dual
+        self.dual = self.dual + other.dual
         self.squares += other.squares
+        self.rounding = self.rounding + other.rounding
 
 
 class CertifyFold:
@@ -137,12 +144,15 @@ class _Comparison:
         distances = {}
         for use in self._layer.trained:
             own = sums[self._layer.name][use]
-            total = _ProbedSum(own.dual.clone(), own.squares)
+            total = _ProbedSum(own.dual, own.squares, own.rounding)
             for other in self._others:
                 for theirs in (theirs for theirs in other.trained if theirs.parameter == use.parameter):
                     added = sums[other.name][theirs]
-                    whole = kind_of(other).from_map(theirs, added.dual)
-                    total.add(_ProbedSum(self._kind.as_map(use, whole), added.squares))
+                    dual, rounding = (
+                        self._kind.as_map(use, kind_of(other).from_map(theirs, torch.zeros_like(added.dual) + part))
+                        for part in (added.dual, added.rounding)
+                    )
+                    total.add(_ProbedSum(dual, added.squares, rounding))
             distances[use.parameter.name] = self._distance(use, span, total)
         return SpanCertificate(span.before.info.last_step, span.after.info.last_step, distances)
 
@@ -157,4 +167,5 @@ class _Comparison:
         of_slots = rounding_of_slots(added.squares, max(eps, self._run.manifest.storage.precision.eps))
         steps = span.after.info.last_step - span.before.info.last_step
         floor = of_slots + rounding_of_weights(steps, probed(after), eps)
-        return distance(probed(initial) + added.dual, probed(before), probed(after), floor)
+        rounding = float(torch.as_tensor(added.rounding).norm())
+        return distance(probed(initial) + added.dual, probed(before), probed(after), floor, rounding)

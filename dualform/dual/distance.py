@@ -13,6 +13,7 @@ class Distance:
     error: float  # |dual - primal|
     change: float  # |W_T - W_0|
     floor: float  # what rounding can add up to
+    rounding: float = 0.0  # |what rounding gradients to half precision added|: it is part of the dual form, in no slot
 
     @property
     def no_net_gradient(self) -> bool:
@@ -23,8 +24,10 @@ class Distance:
     def relative(self) -> float:
         return 0.0 if self.no_net_gradient and self.error <= self.floor else self.error / max(self.change, 1e-300)
 
-    def ok(self, tolerance: float) -> bool:
-        return self.error <= max(tolerance * self.change, self.floor) < math.inf  # nothing is near to infinity
+    def ok(self, tolerance: float, *, explained: bool = True) -> bool:
+        """Return whether the error is within the tolerance, or, if that may be, explained by rounding."""
+        allowed = max(tolerance * self.change, self.floor if explained else 0.0)
+        return self.error <= allowed < math.inf  # nothing is near to infinity
 
 
 @dataclass(frozen=True)
@@ -39,14 +42,15 @@ class SpanCertificate:
     def relative_error(self) -> float:
         return max(distance.relative for distance in self.parameters.values())
 
-    def ok(self, tolerance: float) -> bool:
-        return all(distance.ok(tolerance) for distance in self.parameters.values())
+    def ok(self, tolerance: float, *, explained: bool = True) -> bool:
+        """Return whether all of them are within the tolerance, or, if that may be, explained by rounding."""
+        return all(distance.ok(tolerance, explained=explained) for distance in self.parameters.values())
 
 
-def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float) -> Distance:
+def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float, rounding: float = 0.0) -> Distance:
     """Compare a parameter rebuilt from its slots with what training made of it; or both, seen through probes."""
     error = float((dual - after).norm())
-    return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor)
+    return Distance(error if math.isfinite(error) else math.inf, float((after - before).norm()), floor, rounding)
 
 
 def rounding_of_slots(squares: float, eps: float) -> float:

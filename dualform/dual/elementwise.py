@@ -138,9 +138,10 @@ class AddedFold(_ReplayFold):
             return
         for layer in self.replay.layers:
             blocks = self.replay.blocks(step, layer, self._selection)
-            for use in (use for use in layer.trained if use.parameter in coefficients):
+            for use in (use for use in layer.trained if use.parameter in coefficients and blocks):
+                rounding = self.replay.rounding(step, layer, use)
                 for block in blocks:
-                    gradient = block.product(use, block.values) * float(block.factors(use)[0])
+                    gradient = rounding.of(block, block.product(use, block.values)) * float(block.factors(use)[0])
                     added = coefficients[use.parameter] * kind_of(layer).from_map(use, gradient)
                     self._sums[use.parameter].add(added)
 
@@ -161,9 +162,12 @@ class GroupsFold(_ReplayFold):
         for layer in self.replay.layers:
             slots, blocks = self.replay.slots[layer.name], self.replay.blocks(step, layer, self._selection)
             uses = [use for use in layer.trained if use.parameter in coefficients]
-            for use, group, gradient in gradients_by_group(slots, blocks, self._grouping, uses):
-                added = kind_of(layer).from_map(use, gradient)
-                self._sums[use.parameter][group].add(coefficients[use.parameter] * added)
+            roundings = {use: self.replay.rounding(step, layer, use) for use in uses}
+            # each pass was rounded by itself
+            for some in [[block] for block in blocks] if any(roundings.values()) else [blocks]:
+                for use, group, gradient in gradients_by_group(slots, some, self._grouping, uses):
+                    added = kind_of(layer).from_map(use, roundings[use].of(some[0], gradient))
+                    self._sums[use.parameter][group].add(coefficients[use.parameter] * added)
 
     def finish(self) -> dict[Parameter, list[LongSum]]:
         return self._sums
@@ -187,10 +191,11 @@ class ScoresFold(_ReplayFold):
             gradient = step.updates[use.parameter].gradient
             whole = torch.as_tensor(coefficients[use.parameter], dtype=gradient.dtype).expand(gradient.shape)
             maps[use] = kind_of(layer).as_map(use, whole)
-        units = self.replay.units
+        units, roundings = self.replay.units, {use: self.replay.rounding(step, layer, use) for use in maps}
         for block in self.replay.blocks(step, layer):
+            rounded = {use: roundings[use].of(block, coefficient) for use, coefficient in maps.items()}
             values = block.values[:, units] if self._valued else torch.ones(len(block), len(units), dtype=block.dtype)  # type: ignore[arg-type]
-            scores = torch.stack([query.scores(block, values, maps) for query in self._queries], dim=1)
+            scores = torch.stack([query.scores(block, values, rounded) for query in self._queries], dim=1)
             self._scores[torch.from_numpy(block.slots)] = scores.to(self._scores.dtype)
 
     def finish(self) -> Tensor:

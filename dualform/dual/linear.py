@@ -7,6 +7,7 @@ All slots of many steps are one product, and chapters can be read in any order.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from dualform.dual.certify_linear import certify
 from dualform.dual.coefficients import Array, Ledger, ParameterCoefficients
 from dualform.dual.group_weights import GroupWeight, GroupWeightsFold
 from dualform.dual.rebuilt import Rebuilt, over_all_uses, sharing
+from dualform.dual.rounding import rounding_of
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded
@@ -34,6 +36,7 @@ class LinearDual:
         self._view, self._layer, self._rule, self._ledger = view, layer, rule, ledger
         self._sharing = sharing(view.run.manifest, layer)
         self._parameters = [use.parameter for use in layer.trained]
+        self._rounding = lru_cache(maxsize=8)(self._sum_up_rounding)
 
     def _between(self, since: int, until: int) -> Coefficients:
         optimizer = self._parameters[0].optimizer
@@ -56,21 +59,30 @@ class LinearDual:
         kind, added = kind_of(self._layer), over_all_uses(self._sharing, self._parameters, added_by)
         maps = {}
         for use in self._layer.uses:
-            initial = self._initial(since, use, of)
+            initial = kind.as_map(use, self._initial(since, use.parameter))
             slots = kind.as_map(use, added[use.parameter]) if use.trained else torch.zeros_like(initial)
             maps[use] = Rebuilt(initial, slots)
         return maps
 
     def initial(self) -> dict[Use, Tensor] | None:
-        return {use: self._initial(self._view.run.shards[0], use, self._whole) for use in self._layer.uses}
+        kind, since = kind_of(self._layer), self._view.run.shards[0]
+        return {use: kind.as_map(use, self._initial(since, use.parameter)) for use in self._layer.uses}
 
-    def _initial(self, since: Shard, use: Use, of: Coefficients) -> Tensor:
-        if not use.trained:  # it stays itself
-            initial = stored_parameter(since, use.parameter).double()
-        else:
-            own = of[use.parameter.name]
-            initial = initial_part(since, use.parameter, self._rule.momentum, own.initial, own.momentum)
-        return kind_of(self._layer).as_map(use, initial)
+    def _initial(self, since: Shard, parameter: Parameter) -> Tensor:
+        """Return what is due to no slot: what is left of a snapshot, and what autocast's rounding has added since."""
+        if not parameter.trained:  # it stays itself
+            return stored_parameter(since, parameter).double()
+        own = self._between(since.info.last_step, self._view.selection.until)[parameter.name]
+        left = initial_part(since, parameter, self._rule.momentum, own.initial, own.momentum)
+        return left + self._rounding(since.info.last_step).get(parameter, 0.0)
+
+    def _sum_up_rounding(self, since: int) -> dict[Parameter, Tensor]:
+        """Return what rounding has added to each parameter from a step on."""
+        run, until = self._view.run, self._view.selection.until
+        of = self._between(since, until)
+        return over_all_uses(
+            self._sharing, self._parameters, lambda layer: rounding_of(run, layer, [of], range(since, until))[0]
+        )
 
     def output_fold(self, queries: Tensor) -> Fold | None:
         return None if self._tied else OutputFold(self._layer, self._whole, queries)
@@ -96,8 +108,7 @@ class LinearDual:
 
         weights, added = {}, over_all_uses(self._sharing, self._parameters, added_by)
         for parameter in self._parameters:
-            own = of[parameter.name]
-            whole = initial_part(run.shards[0], parameter, self._rule.momentum, own.initial, own.momentum)
+            whole = self._initial(run.shards[0], parameter)
             groups = added.get(parameter, torch.zeros(grouping.size, *parameter.shape, dtype=torch.float64))
             weights[parameter] = GroupWeight.of(run, parameter, whole + groups.sum(dim=0), groups)
         return weights

@@ -5,7 +5,8 @@
 
 Their Steps need moments that were not recorded, so these are made again from keys and values: a step's
 gradient is the sum over its backward passes of f_p E_p^T X_p, with the same rows, in the same order and by
-the same product as in training, and the moments that each chapter begins with are in the snapshot before it.
+the same product as in training, rounded to half precision where autocast did so, and the moments that each
+chapter begins with are in the snapshot before it.
 
 Moments go forwards, the adjoint backwards. So a chapter is cut into segments and run through once to learn
 the moments at the start of each; then, from the last segment to the first, a second time, with all of the
@@ -24,9 +25,11 @@ from torch import Tensor
 
 from dualform.algebra import Line, Moments, Rule, Step
 from dualform.dual.rebuilt import over_all_uses
+from dualform.dual.rounding import pass_gradients
 from dualform.dual.state import optimizer_entry, stored_parameter
 from dualform.errors import RunError
 from dualform.kinds import kind_of
+from dualform.kinds.half_precision import rounding_ratios
 from dualform.slots import Block, Selection, Slots
 from dualform.store import Layer, Parameter, Run, Shard, Use
 from dualform.store.schema import ledger_tensor
@@ -105,6 +108,19 @@ class Replay:
         if selection is None:
             return [slots.block(step.shard, rows) for rows in passes]
         return slots.chosen_blocks(step.shard, passes, selection)
+
+    def rounding(self, step: ReplayedStep, layer: Layer, use: Use) -> "Rounding":
+        """Return what rounding to half precision made of what slots of a layer added to a parameter in a step."""
+        if step.shard.pass_precision(layer.name) is None:  # as in most trainings
+            return Rounding({})
+        blocks = self.blocks(step, layer)
+        products = [block.product(use, self.values(block)) for block in blocks]
+        ratios = rounding_ratios(products, [block.precision for block in blocks])
+        return Rounding({block.pass_number: ratio for block, ratio in zip(blocks, ratios, strict=True)})
+
+    def values(self, block: Block) -> Tensor:
+        """Return the values of a block: (slots, units)."""
+        return block.values if self.units is None else block.values[:, self.units]
 
     def of_units(self, parameter: Tensor, use: Use) -> Tensor:
         """Return what is replayed of a parameter, or of something of its shape: its chosen units."""
@@ -209,14 +225,29 @@ class _Chapter:
 
     def _gradient(self, use: Use, blocks: Sequence[Block]) -> Tensor:
         """Return the gradient of one step (units, width); passes of one factor are summed first, as clipping does."""
-        units = self._replay.units
-        factors = [float(block.factors(use)[0]) for block in blocks]
-        products = (block.product(use, block.values if units is None else block.values[:, units]) for block in blocks)
-        if len(set(factors)) == 1:
-            total = sum(products, start=next(products))
-            return total if factors[0] == 1.0 else total * factors[0]
-        weighted = (factor * product for factor, product in zip(factors, products, strict=True))
+        passes = pass_gradients(use, blocks, self._replay.values)
+        factors = {float(block.factors(use)[0]) for block in blocks}
+        if len(factors) == 1:
+            gradients = (rounded for _, _, rounded in passes)
+            total, factor = sum(gradients, start=next(gradients)), factors.pop()
+            return total if factor == 1.0 else total * factor
+        weighted = (factor * rounded for factor, _, rounded in passes)
         return sum(weighted, start=next(weighted))
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What became of the products of each pass of a step: entrywise factors, close to 1. Of no pass: nothing."""
+
+    _ratios: Mapping[int, Tensor]  # by the number of the pass
+
+    def __bool__(self) -> bool:
+        return bool(self._ratios)
+
+    def of(self, block: Block, matrix: Tensor) -> Tensor:
+        """Return a map (units, width) of slots in one pass, as rounding left it."""
+        ratio = self._ratios.get(block.pass_number)
+        return matrix if ratio is None else matrix * ratio
 
 
 class LongSum:

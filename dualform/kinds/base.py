@@ -10,7 +10,6 @@
 One file each, and that is all it takes: nothing outside of this room asks which kind a layer is.
 """
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from dualform.kinds.hook import ModuleHook
+from dualform.kinds.hook import WHY_DISABLED, ModuleHook
 from dualform.kinds.keys import Keys, Vectors, paired_with
 from dualform.store.schema import KeyLayout, Layer, Use
 
@@ -107,15 +106,15 @@ class Kind(ABC):
         """
 
         def on_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-            if not output.numel():
+            # In torch.vmap and torch.func, tensors are not themselves, and no backward pass fills any gradient.
+            if not output.numel() or torch._C._functorch.is_functorch_wrapped_tensor(output):
                 return
             on_errors = on_keys(args[0] if args else kwargs["input"], output.dtype, output.requires_grad)
             if on_errors is not None and output.requires_grad:
                 output.register_hook(on_errors)
 
-        hook: Callable[..., None] = on_forward
-        if lasting or "torch._dynamo" in sys.modules:  # to import the compiler for nothing would take seconds
-            hook = torch.compiler.disable(on_forward)  # then it is run as plain Python, between two graphs
+        # a lasting one is run as plain Python, between two graphs; to import the compiler for others would take seconds
+        hook = torch.compiler.disable(on_forward, **WHY_DISABLED) if lasting else on_forward
         return module.register_forward_hook(ModuleHook(hook), with_kwargs=True)
 
     def leading(self, inputs: Tensor) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """Hook a user's module so that its copies are free of the hook.
 
-    module.register_forward_hook(ModuleHook(torch.compiler.disable(on_forward)), with_kwargs=True)
+    module.register_forward_hook(ModuleHook(torch.compiler.disable(on_forward, **WHY_DISABLED)), with_kwargs=True)
 
 Modules take their hooks with them where they are copied or pickled: an average of weights, the best model so far, a
 process that is spawned. A plain function would be called for the copy too, and one defined inside another cannot be
@@ -10,7 +10,14 @@ where dualform is not installed.
 
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from typing import Any
+
+import torch
+
+FULLGRAPH = "dualform records between two graphs: compile without fullgraph=True, or outside of the recording"
+# what torch says where a graph must not break, since 2.7
+WHY_DISABLED = {"reason": FULLGRAPH} if "reason" in signature(torch.compiler.disable).parameters else {}
 
 
 class ModuleHook(partial[Any]):

@@ -51,6 +51,11 @@ class Probe:
             for use, vectors, gradient in zip(self.layer.trained, self._of_uses, converted, strict=True)
         ]
 
+    def of_units(self, use: int, units: Tensor) -> Tensor:
+        """Return (grad r)^T of a trained use, given some rows of it as a map (units, width): (vectors, units)."""
+        vectors = self._of_uses[use]
+        return vectors @ units.to(vectors.device, vectors.dtype).mT
+
     def of_rows(self, keys: Tensor, values: Tensor, absolute: bool = False) -> Tensor:
         """Return (X r)^T E, or (|X| |r|)^T |E|: (vectors, d_out). Keys are rows as they are stored."""
         if (values.dtype, values.device) != self._fitted_to:

@@ -7,6 +7,7 @@ Nobody outside of this room asks for a kind by its name.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from torch import nn
@@ -57,17 +58,28 @@ def check_kinds(manifest: Manifest, where: str) -> None:
 
 
 def candidates(model: nn.Module) -> Iterator[Candidate]:
-    """Yield every layer of a known kind in a model, recordable or not."""
+    """Yield every layer of a known kind in a model, recordable or not.
+
+    A model that is a layer itself has no name in it: the layer is called after its class, `linear`. And `module`, which
+    wrappers call their model, may be a name of the user's.
+    """
     modules = dict(model.named_modules())
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
         for kind in _KINDS.values():
-            yield from kind.candidates(clean_name(name), module, parent)
+            for candidate in kind.candidates(clean_name(name), module, parent):
+                own = name.rpartition(".")[2] if name.endswith("module") else type(module).__name__.lower()
+                yield candidate if candidate.name else replace(candidate, name=own, module_name="")
 
 
 def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
     """Find the model's modules for the recorded layers; raises where they do not fit."""
-    modules = {clean_name(name): module for name, module in model.named_modules()}
+    named = dict(model.named_modules())
+    modules = {clean_name(name): module for name, module in named.items()}
+    for name, module in named.items():
+        if not clean_name(name):  # a model that is a layer itself, or a module called `module`
+            for alias in (type(module).__name__.lower(), name.rpartition(".")[2]):
+                modules.setdefault(alias, module)
     parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
     matched = {}
     for name, layer in layers.items():

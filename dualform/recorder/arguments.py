@@ -1,73 +1,65 @@
-"""Take the arguments of a call apart: what a module was called with, as nested lists, tuples and mappings of tensors.
+"""Check what `dualform.record` is called with, and say in an error what to pass instead."""
 
-    describe(batch)                     # hashable: equal for calls that differ in the values of tensors only
-    describe(batch, sizes=False)        # and in their sizes
-    replace(batch, torch.clone)         # the same, made of other tensors
-    list(tensors(output))               # in order
-
-Only what can be made again is replaced. An object of another class may hold tensors, or remember that it was passed to
-a module (a cache of keys does); that raises `Opaque`.
-"""
-
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType
+import os
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-_PLAIN = (
-    int, float, complex, str, bytes, Enum, type, slice, torch.dtype, torch.device, torch.Generator,
-    FunctionType, BuiltinFunctionType, MethodType,
-)  # fmt: skip
+from dualform.errors import RecordingError
+from dualform.store import Backend
 
-
-class Opaque(Exception):
-    """An argument of a class that cannot be made again."""
+_CALL = "dualform.record(model, optimizer, path)"
 
 
-def describe(value: Any, sizes: bool = True) -> Hashable:
-    """Return what there is to say of arguments but for the values of tensors."""
-    if isinstance(value, Tensor):
-        return (value.shape if sizes else value.dim()), value.dtype
-    if value is None or isinstance(value, bool | str):
-        return value
-    if isinstance(value, list | tuple):
-        return (type(value), *[describe(item, sizes) for item in value])
-    if isinstance(value, Mapping):
-        return (type(value), *[(name, describe(item, sizes)) for name, item in value.items()])
-    if sizes and type(value) is int:
-        return value  # how often something is repeated, perhaps
-    return (type(value),)
+def check_model(model: Any) -> None:
+    """Raise unless a model is one."""
+    if isinstance(model, Optimizer):
+        raise RecordingError(f"the model comes first, and then its optimiser: {_CALL}; got {_name(model)} as the model")
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise RecordingError(f"{_CALL} needs a model, got the class {model.__name__}: make one, {model.__name__}(...)")
+    if not isinstance(model, nn.Module):
+        raise RecordingError(
+            f"{_CALL} needs a model, an nn.Module, got {_name(model)}. Pass the model itself, not its parameters; "
+            "several models go into one nn.ModuleList"
+        )
 
 
-def replace(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same arguments with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, list | tuple):
-        items = [replace(item, change) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, Mapping):
-        named = {name: replace(item, change) for name, item in value.items()}
-        return type(value)(**named) if is_dataclass(value) else type(value)(named)  # type: ignore[call-arg]
-    raise Opaque(type(value).__name__)
+def as_optimizers(optimizer: Any) -> list[Optimizer]:
+    """Return the optimisers; raise for anything else."""
+    if isinstance(optimizer, type) and issubclass(optimizer, Optimizer):
+        name = optimizer.__name__
+        raise RecordingError(
+            f"{_CALL} needs an optimiser, got the class {name}: make one, {name}(model.parameters(), ...)"
+        )
+    several = isinstance(optimizer, Iterable) and not isinstance(optimizer, nn.Module)
+    optimizers = list(optimizer) if several else [optimizer]
+    for one in optimizers:
+        if isinstance(one, LRScheduler):
+            raise RecordingError(f"{_CALL} needs an optimiser, got {_name(one)}: pass scheduler.optimizer")
+        if not isinstance(one, Optimizer):
+            raise RecordingError(
+                f"{_CALL} needs a torch.optim.Optimizer, or a list of them, got {_name(one)}: pass what has the "
+                "`step` that trains the model"
+            )
+    if not optimizers:
+        raise RecordingError(f"{_CALL} needs the optimiser that trains the model, got none")
+    return optimizers
 
 
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in arguments, or in what a module returned; those in objects of other classes are left out."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors(item)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        for field in fields(value):
-            yield from tensors(getattr(value, field.name))
+def as_place(path: Any) -> Path | Backend:
+    """Return where the run goes to."""
+    if isinstance(path, Backend):
+        return path
+    if not isinstance(path, str | os.PathLike):
+        raise RecordingError(
+            f"path must be the name of a directory, or a backend such as dualform.store.InMemory(), got {_name(path)}"
+        )
+    return Path(path)
+
+
+def _name(thing: Any) -> str:
+    return "None" if thing is None else type(thing).__name__

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dualform.errors import NotFinite
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
 from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
+from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
 
@@ -48,13 +49,14 @@ def audit(steps: Sequence[StepEvidence], first: int) -> Iterator[AuditedStep]:
     dropped: set[str] = set()
     for place, step in enumerate(steps):
         number = first + place
-        if place in simple and not dropped:
-            yield AuditedStep(number, step, simple[place], {})
-            continue
-        explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number)
-        dropped |= {*failed}
-        evidence = step._replace(layers=[e for e in step.layers if e.layer.name not in dropped])
-        yield AuditedStep(number, evidence, explained, failed)
+        explained, failed = simple.get(place, []), dict[str, Unexplained]()
+        if place not in simple or dropped:
+            explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number)
+            dropped |= {*failed}
+            step = step._replace(layers=[e for e in step.layers if e.layer.name not in dropped])
+        if any(evidence.half_rounding for evidence in step.layers):
+            explained = refined(step.layers, explained)
+        yield AuditedStep(number, step, explained, failed)
 
 
 def _explain(layers: Sequence[LayerEvidence], step: int) -> tuple[list[Explanation], dict[str, Unexplained]]:
@@ -132,9 +134,11 @@ class _Equation:
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
-        """Return what is left over, relative to the gradient; 0 for a gradient that is only rounding."""
+        """Return what is left over, relative to the gradient; to what it is the sum of, if that cancels."""
         size, gap = _norm(self.target), _norm(self.target - _weighted(factors, self.products))
-        return gap / size if gap < size else 0.0
+        if gap > self._evidence.rounding * size:
+            size = max(size, _norm(_weighted(np.abs(factors), self.bounds)))
+        return gap / size if size else 0.0
 
 
 def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
@@ -204,12 +208,16 @@ def unexplained(step: AuditedStep) -> str:
         wrong = "is not the sum of what went through the layer"
     else:
         wrong = "are not the sums of what went through these layers"
-    leftover = "was it left from before the last step (zero_grad missing)"
     if any(failed.seen for failed in step.failed.values()):
-        hint = f"{leftover}, clipped by value or changed by hand, or is the weight used elsewhere too?"
+        hint = (
+            "was it left from before the last step (zero_grad missing), clipped by value or changed by hand, or is the "
+            "weight used elsewhere too?"
+        )
     else:
         hint = (
-            f"no backward pass through the layer was seen: {leftover}, was the model compiled or run before "
-            "recording began, or is the weight used without calling the layer?"
+            "no backward pass through the layer was seen. Was it left from before the last step (zero_grad missing) "
+            "or before the recording? Was the model compiled and run before (call torch.compiler.reset(), or compile "
+            "it after recording has begun)? Is the layer called in torch.vmap or torch.func, or is its weight used "
+            "without it?"
         )
     return f"step {step.number}, {named} {wrong}; {hint}"

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from dualform.errors import RecordingError, UnknownName
+from dualform.errors import RecordingError, UnknownName, listing
 from dualform.kinds import Candidate, Kind, Probe, candidates
+from dualform.kinds.hook import FULLGRAPH
 from dualform.store import Layer, Parameter, Storage, Use, clean_name
 
 SEED = 20220211  # any number will do, as long as it stays the same
@@ -54,6 +55,8 @@ def choose_layers(
                 f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
                 "Record the plain model in one process"
             )
+        if getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False):
+            raise RecordingError(f"the model is compiled with fullgraph=True: {FULLGRAPH}")
     owners = owners_of(model, optimizers)
     known = {candidate.name: candidate for candidate in candidates(model)}
     named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
@@ -67,7 +70,7 @@ def choose_layers(
     generator = torch.Generator().manual_seed(SEED)
     chosen = tuple(_describe(known[name], owners, generator) for name in wanted if not reasons[name])
     if not chosen:
-        why = reasons or ("all that are asked for are excluded" if known else "it has no nn.Linear")
+        why = reasons or ("none is asked for that is not excluded" if known else "it has no nn.Linear")
         raise RecordingError(f"no layer of this model can be recorded: {why}")
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
@@ -75,7 +78,13 @@ def choose_layers(
 def _fitting(patterns: Names, known: Iterable[str]) -> dict[str, set[str]]:
     """Return the names that each pattern fits; raise for one that fits none."""
     fitting = {}
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+    several = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else patterns
+    for pattern in several:
+        if not isinstance(pattern, str):
+            raise RecordingError(
+                f"layers are chosen by name, or by a pattern such as 'encoder.*', not by {type(pattern).__name__}; "
+                f"choose from {listing(known)}"
+            )
         fitting[pattern] = {name for name in known if fnmatchcase(name, pattern)}
         if not fitting[pattern]:
             raise UnknownName("linear layer", pattern, known)

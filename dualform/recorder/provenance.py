@@ -26,12 +26,12 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.kinds.hook import ModuleHook
-from dualform.recorder.arguments import describe
 from dualform.recorder.calls import NO_TAGS, Call
 from dualform.recorder.experiment import Found, explore, explore_again
 from dualform.recorder.known import Known, Patterns
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.rows import Agreement, agreement
+from dualform.recorder.signature import describe
 from dualform.recorder.tags import Tags
 from dualform.recorder.trial import BatchOfOne, Place, Subject, Unproven
 

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.recorder.arguments import replace, tensors
 from dualform.recorder.layers import SEED
 from dualform.recorder.layout import Batch, Form, Owners, forms
 from dualform.recorder.rows import Agreement, agreement, origins
+from dualform.recorder.signature import replace, tensors
 from dualform.recorder.trial import BatchOfOne, Subject, Trial, Unproven, attempt
 
 Shape = tuple[int, ...]

@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
+from dualform.recorder.arguments import as_optimizers, as_place, check_model
 from dualform.recorder.estimate import Estimate, estimate
 from dualform.recorder.layers import Names
 from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
@@ -203,7 +204,8 @@ def record(
     Returns:
         The recorder, to be used in a `with` block, or with `start` and `stop`.
     """
-    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    check_model(model)
+    optimizers, where = as_optimizers(optimizer), as_place(path)
     values = values and merge is None
     if dtype is None:
         magnified = values and any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
@@ -217,6 +219,5 @@ def record(
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
-    where = path if isinstance(path, Backend) else Path(path)
     plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
     return Recorder(plan, where, overwrite, resume, on_unexplained == "drop")

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dualform.kinds.half_precision import HALF, call_codes
 from dualform.recorder.audit import AuditedStep
 from dualform.recorder.calls import choose_tags
 from dualform.recorder.captures import Capture, Packed
@@ -22,6 +23,7 @@ class UsedPass(NamedTuple):
     captures: Sequence[Capture]
     tags: Sequence[Tags]  # of each
     factors: NDArray[np.float64]  # (trained uses,)
+    precision: int = 0  # code of the precision that its gradient was rounded to
 
     @property
     def columns(self) -> list[Mapping[str, NDArray[Any]]]:
@@ -67,10 +69,19 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
         residual[evidence.layer.name] = explanation.residual
     rows: dict[str, list[Rows]] = {}
     for used in passes:
-        rows.setdefault(used.layer, []).append(_as_rows(used, plan.storage))
+        rounded = plan.storage.values and any(capture.precision in HALF for capture in used.captures)
+        for part in _calls_apart(used) if rounded else [used]:
+            rows.setdefault(used.layer, []).append(_as_rows(part, plan.storage))
     accounts = step.evidence.accounts
     idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
     return StepRecord({**plan.idle_lines, **idle, **step.evidence.lines}, residual, rows, accounts)
+
+
+def _calls_apart(used: UsedPass) -> list[UsedPass]:
+    """Return each call of a pass by itself, since the gradient of each was rounded to half precision by itself."""
+    codes = call_codes(capture.precision for capture in used.captures)
+    pairs = zip(used.captures, codes, strict=True)
+    return [used._replace(captures=[capture], precision=code) for capture, code in pairs]
 
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:
@@ -84,6 +95,7 @@ def _as_rows(used: UsedPass, storage: Storage) -> Rows:
         factors=used.factors,
         tags=joined(used.columns),
         may_repeat=all(capture.may_repeat for capture in used.captures),
+        precision=used.precision,
     )
 
 

@@ -29,7 +29,8 @@ def other_parameters(
     modules = dict(model.named_modules())
     others = []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad or not parameter.numel() or clean_name(name) in used:
+        nothing = not parameter.numel() or parameter.is_complex()  # which is in no snapshot, either
+        if nothing or not parameter.requires_grad or clean_name(name) in used:
             continue
         owner = owners.get(id(parameter))
         reason = _NO_OPTIMIZER if owner is None else _reason(name, modules, reasons)

@@ -264,7 +264,7 @@ class Session:
     def _before_loading(self, *_: Any) -> None:
         """Keep the state after the last step: what is loaded now, such as the best weights, is no part of the run."""
         if self.steps and not self._stepping and self._before_load is None and self._is_as_left():
-            self._before_load = self._snapshots.changed(remember=False)
+            self._before_load = self._snapshots.changed()
 
     def _row_to_check(self) -> tuple[str, Tensor]:
         """Return a weight's name and a row of it: another weight and another row in each step.
@@ -323,6 +323,7 @@ class Session:
         # Passes that wait for another optimiser's step still lie in these blocks.
         done = (lambda: None) if self._captures.waiting else give_back
         self.writer.seal(self._snapshots.changed(), done=done)
+        self._snapshots.handed_over()
 
 
 def _change_error(name: str, row: Tensor, step: int) -> RecordingError:

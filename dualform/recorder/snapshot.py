@@ -27,7 +27,8 @@ class Snapshots:
         self._model, self._optimizers = model, optimizers
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         self._stepped = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
-        self._digests: dict[str, bytes] = {}
+        self._digests: dict[str, bytes] = {}  # of what is constant, in the last snapshot that was handed over
+        self._latest: dict[str, bytes] = {}
 
     def trained(self, state: State) -> State:
         """Return what of a snapshot will be in every other one too."""
@@ -39,17 +40,15 @@ class Snapshots:
         self._digests = {name: _digest(tensor) for name, tensor in self._constant()}
         return {name: as_column(tensor) for name, tensor in self._all()}
 
-    def changed(self, remember: bool = True) -> State:
-        """Copy what is trained, and of the rest what is not as it was in the last snapshot.
-
-        Args:
-            remember: Whether this is the last snapshot from now on.
-        """
-        digests = {name: _digest(tensor) for name, tensor in self._constant()}
-        same = {name for name, digest in digests.items() if self._digests.get(name) == digest}
-        if remember:
-            self._digests = digests
+    def changed(self) -> State:
+        """Copy what is trained, and of the rest what is not as it was in the last snapshot that was handed over."""
+        self._latest = {name: _digest(tensor) for name, tensor in self._constant()}
+        same = {name for name, digest in self._latest.items() if self._digests.get(name) == digest}
         return {name: as_column(tensor) for name, tensor in self._all() if name not in same}
+
+    def handed_over(self) -> None:
+        """Take note that the latest snapshot is the writer's: an interrupt may come before that."""
+        self._digests = self._latest
 
     def forget_buffers(self) -> None:
         """Take every buffer for changed, because the last snapshot on the disk is of another training."""

@@ -233,5 +233,16 @@ class Block:
         factors: NDArray[np.float64] = self._piece.shard[name][:, column]
         return factors[self._piece.passes[self._rows]]
 
+    @property
+    def pass_number(self) -> int:
+        """The number of its backward pass within the shard, if it is of one pass."""
+        return int(self._piece.passes[self._rows][0])
+
+    @property
+    def precision(self) -> int:
+        """The code of the precision that its backward pass was rounded to, if it is of one pass."""
+        codes = self._piece.shard.pass_precision(self._of.layer.name)
+        return 0 if codes is None else int(codes[self.pass_number])
+
     def tag(self, name: str) -> Array:
         return self._piece.shard.decoded(self._of.layer.name, name, self._rows)

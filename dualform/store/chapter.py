@@ -36,6 +36,7 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
     tags: Mapping[str, Array]  # (n,) each; masked where slots belong to no single example, and have no such tag
     may_repeat: bool  # the keys do not depend on anything trained: they may come again
     visits: Array | None = None  # (n,): how many slots each of these is the sum of, in a merged memory
+    precision: int = 0  # code of the precision that the gradient of the pass was rounded to
 
     @property
     def nbytes(self) -> int:
@@ -138,6 +139,8 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
             columns |= {"value_mask": Column(bits), "values": Column(entries)}
     if exponents:
         columns["value_exponent"] = Column([np.concatenate(exponents)])
+    if any(rows.precision for _, rows in passes):
+        columns["pass_precision"] = Column([np.array([rows.precision for _, rows in passes], dtype=np.uint8)])
     visits = [rows.visits for _, rows in passes if rows.visits is not None]
     if visits:
         columns["visits"] = Column([np.concatenate(visits)])

@@ -40,6 +40,11 @@ PRECISIONS = {
 }
 
 
+# Precision of a backward pass by its code: the gradient was computed and rounded in it, as autocast does. From `JOINED`
+# on, codes are of further calls of the layer in the pass before, which were summed up with it before they were widened.
+PASS_PRECISIONS = ("as the weight", "bfloat16", "float16", "bfloat16", "float16")
+JOINED = 3
+
 # safetensors' names of what a shard may hold, and numpy's; of bfloat16, which numpy does not know, torch's
 DTYPES = {
     "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
@@ -53,8 +58,8 @@ DTYPES = {
 def clean_name(name: str) -> str:
     """Return a module's or parameter's name without what torch.compile and parallel wrappers put before it."""
     for wrapper in _WRAPPERS:
-        while name.startswith(wrapper):
-            name = name.removeprefix(wrapper)
+        while f"{name}.".startswith(wrapper):  # a model that is a layer itself has no more of a name
+            name = name[len(wrapper) :]
     return name.replace("._orig_mod", "")
 
 

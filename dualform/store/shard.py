@@ -17,6 +17,8 @@ from dualform.store.parse import info_from_json
 from dualform.store.prefetch import MIN_BYTES, Checksum
 from dualform.store.schema import (
     EXPONENTS,
+    JOINED,
+    PASS_PRECISIONS,
     SLOTS,
     STATE,
     STATE_BUFFERS,
@@ -155,6 +157,25 @@ class Shard:
         if rows.sum() != slots or (np.diff(steps) < 0).any():
             raise RunError(f"{self.path} is a corrupt shard: the passes of {layer} do not add up to its slots")
         return steps, rows
+
+    def pass_precision(self, layer: str) -> Array | None:
+        """Return the code of the precision that each backward pass was rounded to; None: to none."""
+        name = slot_tensor(layer, "pass_precision")
+        if name not in self._tensors:
+            return None
+        if (name, len(PASS_PRECISIONS)) not in self._within:
+            self._check_within(self[name], 0, len(PASS_PRECISIONS), name)
+            self._check_joined(layer, self[name])
+        return self[name]
+
+    def _check_joined(self, layer: str, codes: Array) -> None:
+        """Raise unless all calls of a backward pass are of one step, have one precision and the same factors."""
+        later = np.flatnonzero(codes >= JOINED)
+        steps, factors = self.passes(layer)[0], self[slot_tensor(layer, "factors")]
+        alike = (steps[later] == steps[later - 1]) & (factors[later] == factors[later - 1]).all(axis=1)
+        alike &= np.isin(codes[later] - codes[later - 1], (0, JOINED - 1)) & (later > 0)
+        if not alike.all():
+            raise RunError(f"{self.path} is a corrupt shard: calls of {layer} are in one pass, but do not fit together")
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
         """Return the number of each slot's key among the `stored` ones of all shards so far; None: they are in order.

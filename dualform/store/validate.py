@@ -59,7 +59,8 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
     _take_accounts(table, manifest, steps)
-    for parameter in manifest.parameters if table.with_state else ():
+    others = (other.parameter for other in manifest.others)
+    for parameter in (*manifest.parameters, *others) if table.with_state else ():
         # what is constant is in the first snapshot, and again where it has changed all the same
         if parameter.trained or info.index == 0 or state_tensor(parameter.name) in table:
             table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
@@ -151,6 +152,8 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
     take("pass_step", ("I64",), passes)
     take("pass_rows", ("I64",), passes)
     take("factors", ("F64",), passes, 0 if storage.merge else len(layer.trained))
+    if storage.values and slot_tensor(layer.name, "pass_precision") in table:
+        take("pass_precision", ("U8",), passes)
     take("keys", ("I32",) if layer.keys.index else (precision.code,), stored, layer.keys.width)
     if precision.scaled and not layer.keys.index:
         take("key_exponent", ("I16",), stored)

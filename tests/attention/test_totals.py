@@ -99,6 +99,6 @@ def test_tags_that_nearly_fill_the_type_they_are_stored_in(tmp_path: Path) -> No
         model(keys).sum().backward()
         optimizer.step()
     query = torch.randn(1, 2)
-    table = dualform.load(tmp_path / "run").attend({"": query})[""].total(by="label")
+    table = dualform.load(tmp_path / "run").attend({"linear": query})["linear"].total(by="label")
     assert table["label"].tolist() == labels.tolist()
     assert_close(torch.from_numpy(table["total"]).float(), (keys @ query[0]))

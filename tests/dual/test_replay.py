@@ -129,7 +129,7 @@ def test_rows_that_cancel_are_reported(tmp_path: Path) -> None:
     certificate = sick(tmp_path / "run", adam, model, lambda: (model(rows) * errors).sum())
     assert not certificate.ok
     assert "NOT EXACT" in certificate.headline
-    note = certificate.to_dict()["layers"][""]["parameters"]["weight"]["note"]
+    note = certificate.to_dict()["layers"]["linear"]["parameters"]["weight"]["note"]
     assert note == "NOT EXACT: 100% of its gradients are only rounding, which the optimiser magnifies"
     assert note in str(certificate)
 
@@ -155,7 +155,7 @@ def test_weights_that_become_nan_stop_the_recording(tmp_path: Path) -> None:
         constant(tmp_path / "run", steps=60)
     certificate = dualform.load(tmp_path / "run").verify()
     assert not certificate.ok
-    assert certificate.headline.startswith("not available: no snapshot was taken after any of 5")
+    assert certificate.headline.startswith("NOT CERTIFIABLE: no snapshot was taken after any of 5")
 
 
 def test_weights_decay_by_a_number_of_their_own_precision(tmp_path: Path) -> None:

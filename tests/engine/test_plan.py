@@ -32,7 +32,7 @@ EXAMPLES = 9
 # What is fed by slots, and has to merge. What is fed by a replay goes from step to step and is never split.
 FOLDS = {
     "TopFold", "TotalFold", "KeySumFold", "KeyCountFold", "VisitsFold", "CountFold", "MembersFold", "ExamplesFold",
-    "SumFold", "OutputFold", "ScoresFold", "GroupWeightsFold", "CertifyFold",
+    "SumFold", "OutputFold", "ScoresFold", "GroupWeightsFold", "CertifyFold", "RoundingFold",
 }  # fmt: skip
 OF_REPLAYS = {"elementwise.py", "certify_elementwise.py"}
 
@@ -70,6 +70,15 @@ def of_tokens(path: Path) -> Memory:
     return record(path, torch.randint(6, (EXAMPLES,)), network, optimizer)
 
 
+def of_halves(path: Path) -> Memory:
+    """Under autocast, so that gradients are rounded."""
+    torch.manual_seed(3)
+    network = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
+    with torch.autocast("cpu", torch.bfloat16):
+        return record(path, torch.randn(EXAMPLES, 5), network, optimizer)
+
+
 def width(memory: Memory, layer: str) -> int:
     return int(memory.summary()["layers"][layer]["d_in"])
 
@@ -94,7 +103,7 @@ def everything(memory: Memory) -> list[Any]:
 @pytest.fixture(scope="module")
 def memories(tmp_path_factory: pytest.TempPathFactory) -> list[Memory]:
     path = tmp_path_factory.mktemp("runs")
-    return [of_vectors(path / "vectors"), of_tokens(path / "tokens")]
+    return [of_vectors(path / "vectors"), of_tokens(path / "tokens"), of_halves(path / "halves")]
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ class Normed(nn.Module):
 
     def forward(self, inputs: Tensor, seldom: bool = False) -> Tensor:
         hidden = self.norm(torch.relu(self.batch_norm(self.first(inputs))) + self.shift)
-        outputs = self.last(hidden)
+        outputs: Tensor = self.last(hidden)
         return outputs * self.seldom if seldom else outputs
 
 
@@ -66,7 +66,7 @@ def test_replayed_parameters_are_certified(tmp_path: Path) -> None:
         with record(model, optimizer, tmp_path / path):
             for _ in range(4):
                 with torch.no_grad():
-                    model.norm.weight += shift
+                    next(model.norm.parameters()).add_(shift)
                 optimizer.zero_grad()
                 model(torch.randn(7, 5, dtype=torch.float64)).square().mean().backward()
                 optimizer.step()

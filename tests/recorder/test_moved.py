@@ -88,6 +88,20 @@ def test_a_part_that_another_optimiser_trains_is_not_certified(tmp_path: Path) -
     assert "not by a recorded step" in certificate.headline
 
 
+def test_a_large_part_that_moves_while_its_optimiser_is_idle_is_not_certified(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(5, 200), nn.Linear(200, 200), nn.Linear(200, 3)).double()
+    stepped, idle = sgd(model[0]), sgd(nn.ModuleList([model[1], model[2]]))
+    for path, by_hand in (("untouched", 0.0), ("moved", 1e-3)):
+        with record(model, [stepped, idle], tmp_path / path, exclude="1"):
+            for _ in range(2):
+                model.zero_grad()
+                backward(model)
+                stepped.step()
+                next(model[1].parameters()).data += by_hand
+    assert dualform.load(tmp_path / "untouched").verify().ok
+    assert {*dualform.load(tmp_path / "moved").verify().moved} == {"1.weight"}
+
+
 def test_a_part_that_was_frozen_and_is_trained_later_is_not_certified(tmp_path: Path) -> None:
     model = network(nn.ReLU())
     model[0].requires_grad_(False)

@@ -270,21 +270,6 @@ def test_a_batch_buffer_that_is_filled_anew(tmp_path: Path) -> None:
     assert_exact(tmp_path / "run", model, 3)
 
 
-def test_autocast_is_bounded_by_its_precision(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-    optimizer = sgd(model, lr=0.01)
-    with record(model, optimizer, tmp_path / "run", dtype="float32"):
-        for _ in range(10):
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(torch.randn(16, 32)).float().square().mean()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-            optimizer.step()
-    memory = dualform.load(tmp_path / "run")
-    assert memory.verify().relative_error < 2e-2
-
-
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
 def test_a_compiled_model(tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_a_merged_memory_goes_back_to_where_it_was_synced(tmp_path: Path) -> Non
                 assert recorder.sync() == 2
     memory, query = dualform.load(tmp_path / "run"), torch.randn(1, 3).double()
     for view, steps in ((memory, 4), (memory.until(2), 2)):
-        table = view.attend({"": query})[""].top(9, per="word")
+        table = view.attend({"linear": query})["linear"].top(9, per="word")
         expected = {"fox": keys[:steps, 0], "lamb": keys[:1, 1], "wolf": keys[1:steps, 1]}
         assert sorted(table["word"].tolist()) == sorted(expected)
         for row in table.rows():

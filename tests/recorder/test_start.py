@@ -164,6 +164,10 @@ for step in range(5):
 
 @pytest.mark.slow
 def test_the_interpreter_may_exit_without_a_stop(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-W", "error", "-c", UNSTOPPED, str(tmp_path / "run")], check=True)
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", UNSTOPPED, str(tmp_path / "run")],
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
     memory = dualform.load(tmp_path / "run")
     assert (memory.steps, memory.verify().ok) == (3, True)

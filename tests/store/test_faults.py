@@ -4,7 +4,6 @@ A small training is recorded once for every point at which the writer changes th
 be. What is left each time is a prefix of the undisturbed run, bit for bit, from which the same run goes on.
 """
 
-import importlib
 import itertools
 import re
 import shutil
@@ -20,6 +19,7 @@ import pytest
 import dualform
 from benchmarks.contents import Bits, contents
 from dualform.errors import RunError, StorageError
+from dualform.recorder.snapshot import Snapshots
 from dualform.store import Run, RunWriter
 from dualform.store import writer as writing
 from tests.recorder.loops import record
@@ -296,7 +296,7 @@ INTERRUPTS = {
     "sync waits": (Future, "result", 1, "before", 1),
     "sync has waited": (Future, "result", 1, "after", 1),
     "a full chapter is put together": (RunWriter, "put", 2, "before", 3),
-    "the state after a full chapter was taken": ("dualform.recorder.plan", "snapshot", 3, "after", 3),
+    "the state after a full chapter was taken": (Snapshots, "changed", 2, "after", 3),
     "a full chapter waits for the one before": (RunWriter, "wait", 3, "before", 3),
     "a full chapter is about to be handed over": (ThreadPoolExecutor, "submit", 2, "before", 3),
     "a full chapter was just handed over": (ThreadPoolExecutor, "submit", 2, "after", 3),
@@ -308,8 +308,7 @@ INTERRUPTS = {
 def test_an_interrupt_while_a_chapter_is_sealed(tmp_path: Path, whole: Undisturbed, name: str) -> None:
     where, what, number, when, steps = INTERRUPTS[name]
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        target = importlib.import_module(where) if isinstance(where, str) else where
-        patch.setattr(target, what, _interrupted(getattr(target, what), number, when))
+        patch.setattr(where, what, _interrupted(getattr(where, what), number, when))
         Training().record(tmp_path / "run")
     check_interrupted(tmp_path / "run", steps, whole)
 

@@ -83,11 +83,11 @@ _DEEP = "[" * 100_000
 _DIGITS = "9" * 10_000
 _KEYS_OF_A_MANIFEST = (
     "format", "version", "run", "created", "software", "storage", "dtype", "optimizers", "kind", "layers", "name",
-    "d_in", "d_out", "keys", "uses", "columns", "parameters", "about", "crc32",
+    "d_in", "d_out", "keys", "uses", "columns", "parameters", "others", "frozen_numbers", "about", "crc32",
 )  # fmt: skip
 _KEYS_OF_AN_INFO = (
-    "version", "run", "index", "previous", "first_step", "last_step", "tags", "i", "strings", "ended", "crc32",
-    "audit/0",
+    "version", "run", "index", "previous", "first_step", "last_step", "tags", "i", "strings", "ended", "dropped",
+    "notes", "crc32", "audit/0",
 )  # fmt: skip
 
 
@@ -119,18 +119,33 @@ DROPPED = [
     Case("a layer dropped that has slots", dropped({"1": 0}, {"1": 0}), run="embedding", refused=False),
 ]
 
+_OTHER: dict[str, Any] = {"name": "x", "shape": [2], "optimizer": 0, "reason": "none"}
+_NO_OTHERS: Sequence[Any] = (
+    None, {}, "x", [1], [None], [{}], [{**_OTHER, "x": 1}], [{**_OTHER, "shape": [-1]}], [{**_OTHER, "shape": [1.0]}],
+    [{**_OTHER, "optimizer": 1}], [{**_OTHER, "optimizer": -1}], [{**_OTHER, "reason": None}],
+    [{**_OTHER, "reason": "\x1b[2J"}], [{**_OTHER, "name": "0.weight"}], [_OTHER, _OTHER],
+)  # fmt: skip
+_NO_COUNTS: Sequence[Any] = (None, -1, 1.0, "1", True, [])
+_NO_NOTES: Sequence[Any] = (None, "x", [1], ["\x1b[2J"], {})
+OTHERS = [
+    *(Case(f"others {others!r}"[:60], set_manifest(others, "others"), MANIFEST) for others in _NO_OTHERS),
+    *(Case(f"{count!r} frozen numbers", set_manifest(count, "frozen_numbers"), MANIFEST) for count in _NO_COUNTS),
+    *(Case(f"notes {notes!r}", set_info(notes, "notes")) for notes in _NO_NOTES),
+]
+
 DOCUMENTS = [
     *DROPPED,
-    Case("manifest of a newer version", set_manifest(3, "version"), MANIFEST, says="upgrade"),
+    *OTHERS,
+    Case("manifest of a newer version", set_manifest(4, "version"), MANIFEST, says="upgrade"),
     *(
         Case(f"manifest of version {version!r}", set_manifest(version, "version"), MANIFEST, says="version")
-        for version in (0, "2", 2.0, True, None, 10**30, [2])
+        for version in (0, "3", 3.0, True, None, 10**30, [3])
     ),
     Case("manifest of an older version", set_manifest(1, "version"), MANIFEST, says="record again"),
-    Case("shard of a newer version", set_info(3, "version"), says="upgrade"),
+    Case("shard of a newer version", set_info(4, "version"), says="upgrade"),
     *(
         Case(f"shard of version {version!r}", set_info(version, "version"), says="version")
-        for version in (0, "2", 2.0, True, None, 10**30)
+        for version in (0, "3", 3.0, True, None, 10**30)
     ),
     *(
         Case(f"manifest with {key!r} twice", as_manifest(partial(twice, key=key)), MANIFEST, says="twice")

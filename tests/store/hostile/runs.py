@@ -102,6 +102,29 @@ def keys_only(path: Path) -> None:
     _train(path, model, optimizer, lambda: torch.randn(2, 2), values=False, dtype="float32")
 
 
+def normed(path: Path) -> None:
+    """A norm that is accounted for, its running means step by step, and a frozen part that is stored once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1), nn.Linear(1, 1).requires_grad_(False))
+    _train(path, model, torch.optim.Adam(model.parameters(), lr=0.1), lambda: torch.randn(2, 2))
+
+
+def halves(path: Path) -> None:
+    """Gradients rounded to bfloat16, of two calls a pass."""
+    torch.manual_seed(0)
+    model = _Twice(nn.Linear(2, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        _train(path, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: torch.randn(2, 2))
+
+
+def adam_halves(path: Path) -> None:
+    """The same, replayed."""
+    torch.manual_seed(0)
+    model = _Twice(nn.Linear(2, 1))
+    with torch.autocast("cpu", torch.bfloat16):
+        _train(path, model, torch.optim.Adam(model.parameters(), lr=0.1), lambda: torch.randn(2, 2))
+
+
 def untagged(path: Path) -> None:
     """Slots without a value of each tag: the first of each shard, and of the texts in the last one all."""
     linear(path)
@@ -118,9 +141,22 @@ def untagged(path: Path) -> None:
     forged.write(path)
 
 
-RUNS: Mapping[str, Callable[[Path], None]] = {
-    made.__name__: made for made in (linear, relu, adam, adagrad, nadam, lstm, embedding, merged, keys_only, untagged)
-}
+_MADE = (
+    linear, relu, adam, adagrad, nadam, lstm, embedding, merged, keys_only, normed, untagged, halves, adam_halves
+)  # fmt: skip
+RUNS: Mapping[str, Callable[[Path], None]] = {made.__name__: made for made in _MADE}
+
+
+class _Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, given: Tensor) -> Tensor:
+        output: Tensor = self.inner(given) + self.inner(given.flip(1))
+        return output
 
 
 class _Last(nn.Module):

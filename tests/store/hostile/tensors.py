@@ -98,6 +98,8 @@ def _many_long_texts(forged: Forged) -> None:
     shard.info["strings"]["0/s"] = ["a" * 1_000_000, *(str(number) for number in range(4_000))]
 
 
+_PRECISION = "slots/inner/pass_precision"
+
 NUMBERS = [
     Case("a pass of -1 slots", poke("slots/0/pass_rows", -1)),
     Case("a pass of 2^62 slots", poke("slots/0/pass_rows", 2**62)),
@@ -139,6 +141,27 @@ NUMBERS = [
     Case(
         "untagged, of no layer",
         lambda f: put(f.shards[1].tensors, ["untagged/1/i"], np.zeros(2, np.bool_)),
+        says="does not belong",
+    ),
+    *(
+        case
+        for run in ("halves", "adam_halves")
+        for case in (
+            Case("a precision that is not there", poke(_PRECISION, 5), run=run, says="pass_precision"),
+            Case("further calls of no pass", poke(_PRECISION, 3), run=run, says="do not fit together"),
+            Case("calls of one pass in two precisions", poke(_PRECISION, 4, 1), run=run, says="do not fit together"),
+            Case("calls of one pass with two factors", poke("slots/inner/factors", 0.5), run=run, says="fit together"),
+            Case("calls of one pass in two steps", poke(_PRECISION, 3, 2, shard=2), LAST, run, says="fit together"),
+            Case("a precision for each slot", replace(_PRECISION, lambda codes: np.resize(codes, 4)), run=run),
+            Case("precisions of another type", replace(_PRECISION, lambda codes: codes.astype(np.int8)), run=run),
+            Case("another precision", replace(_PRECISION, lambda codes: codes + 1), run=run, refused=False),
+            Case("no precision", lambda f: put(f.shards[1].tensors, [_PRECISION], LEFT_OUT), run=run, refused=False),
+        )
+    ),
+    Case(
+        "a precision of keys alone",
+        lambda f: put(f.shards[1].tensors, ["slots/0/pass_precision"], np.ones(1, np.uint8)),
+        run="keys_only",
         says="does not belong",
     ),
     Case("a visit that never came", poke("slots/0/visits", 0), run="merged"),
