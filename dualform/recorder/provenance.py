@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
-from dualform.kinds.hook import ModuleHook
+from dualform.kinds.hook import WHY_DISABLED, ModuleHook
 from dualform.recorder.calls import NO_TAGS, Call
 from dualform.recorder.experiment import Found, explore, explore_again
 from dualform.recorder.known import Known, Patterns
@@ -59,7 +59,7 @@ class Provenance:
 
     def add_hooks(self, model: nn.Module) -> None:
         """Begin to count; to be called when layers have their own hooks, since a call ends after these."""
-        enter, leave = (ModuleHook(torch.compiler.disable(hook)) for hook in (self._enter, self._leave))
+        enter, leave = (ModuleHook(torch.compiler.disable(hook, **WHY_DISABLED)) for hook in (self._enter, self._leave))
         for module in filter(self._holds_layers, model.modules()):
             # Ahead of the user's own hooks, which may change the arguments, and will do so in the experiment
             before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)

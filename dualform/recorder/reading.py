@@ -116,7 +116,7 @@ def _of_axis(subject: Subject, first: Trial, main: MainInput, axis: int) -> Read
             permuted = attempt(subject, partial(_permuted, axes=axes, order=torch.from_numpy(order)))
         except Unproven:
             continue  # sizes that only happen to be equal
-        outputs, evidence = _permuted_outputs(first.outputs, permuted.outputs, order)
+        outputs, evidence = _permuted_outputs(first.outputs, permuted.outputs, order, axis)
         if outputs and (best is None or evidence > best.evidence):
             best = Reading(batch, outputs, order, permuted, evidence)
         if best is not None and all(best.evidence):
@@ -166,9 +166,12 @@ def _permuted(arguments: Any, axes: Axes, order: Tensor) -> Any:
 
 
 def _permuted_outputs(
-    before: Sequence[Tensor], after: Sequence[Tensor], order: Owners
+    before: Sequence[Tensor], after: Sequence[Tensor], order: Owners, usual: int
 ) -> tuple[list[OutputAxis], Evidence]:
-    """Return the outputs that are permuted, and what all outputs say of the reading."""
+    """Return the outputs that are permuted, and what all outputs say of the reading.
+
+    Where all examples are alike, or all outputs zero, they could be along any axis: the main input's is taken.
+    """
     if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
         return [], Evidence(False, False, False)
     found, sure, strict, complete = [], False, True, True
@@ -176,8 +179,9 @@ def _permuted_outputs(
         one, other = one.detach(), other.detach()
         axes = _permuted_axes(number, one, other, order)
         certain = [axis for axis, verdict in axes if verdict is Agreement.YES]
-        if certain or len(axes) == 1:
-            found.append(certain[0] if certain else axes[0][0])
+        possible = [axis for axis, _ in axes if len(axes) == 1 or axis.axis == usual]
+        if certain or possible:
+            found.append((certain or possible)[0])
             sure |= bool(certain)
         elif not axes and len(order) in one.shape:
             stayed = _stayed(one, other)

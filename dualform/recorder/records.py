@@ -80,8 +80,8 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
 def _calls_apart(used: UsedPass) -> list[UsedPass]:
     """Return each call of a pass by itself, since the gradient of each was rounded to half precision by itself."""
     codes = call_codes(capture.precision for capture in used.captures)
-    pairs = zip(used.captures, codes, strict=True)
-    return [used._replace(captures=[capture], precision=code) for capture, code in pairs]
+    calls = zip(used.captures, used.tags, codes, strict=True)
+    return [used._replace(captures=[capture], tags=[tags], precision=code) for capture, tags, code in calls]
 
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:

@@ -199,6 +199,28 @@ def test_a_cell_that_is_called_token_by_token() -> None:
     assert recorded_tags(run, "table") == [None] * (2 + 3 + 4 + 6 + 5)
 
 
+@pytest.mark.parametrize("alike", [True, False])
+def test_outputs_that_do_not_differ_between_examples(alike: bool) -> None:
+    """Since all examples are the same, or the last layer is still zero."""
+
+    class TimeFirst(nn.Sequential):
+        def forward(self, inputs: Tensor) -> Tensor:
+            out: Tensor = self[1](self[0](inputs.transpose(0, 1)).cumsum(0).tanh()).transpose(0, 1)
+            return out
+
+    model, run, inputs = TimeFirst(nn.Linear(4, 4), nn.Linear(4, BATCH)), InMemory(), torch.randn(BATCH, TIME, 4)
+    if not alike:
+        for parameter in model[1].parameters():
+            nn.init.zeros_(parameter)
+    optimizer = sgd(model)
+    with record(model, optimizer, run) as recorder:
+        for _ in range(2):
+            recorder.tag(id=torch.arange(BATCH))
+            step(optimizer, model(inputs[:1].expand_as(inputs) if alike else inputs) - 1)
+    for layer in ("0", "1"):
+        assert recorded_tags(run, layer) == 2 * TIME * list(range(BATCH))
+
+
 def test_keys_and_errors_of_different_examples_raise_by_name() -> None:
     class Rolled(nn.Module):
         def __init__(self) -> None:
@@ -293,7 +315,7 @@ class Centred(nn.Sequential):
         (nn.Sequential(nn.Linear(4, 2)), 1, "a batch of one"),
         (OnlyLoss(nn.Linear(4, 2)), 3, "a loss only"),
         (Random(nn.Linear(4, 2)), 3, "two equal calls in evaluation differ"),
-        (Centred(nn.Linear(4, 2)), 3, "no output is permuted"),
+        (Centred(nn.Linear(4, 2)), 3, "no output shows which axis is the batch"),
     ],
 )
 def test_what_was_not_proven_is_said_once(model: nn.Module, size: int, reason: str) -> None:
