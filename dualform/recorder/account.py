@@ -6,7 +6,7 @@ buffer, its value after each step. Smallest first, and together at most a hundre
 64 kB. What is too large is in snapshots only, and coverage says so.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dualform.recorder.budget import MIN_BUDGET_BYTES, within_budget
 from dualform.recorder.plan import RecordedOptimizer
 from dualform.recorder.snapshot import as_column
-from dualform.store import clean_name
+from dualform.store import Column, clean_name
 from dualform.store.chapter import Accounts
 from dualform.store.schema import OtherParameter
 
@@ -93,17 +93,17 @@ class Account:
             if id(parameter) in groups
         }
 
-    def take(self) -> tuple[Accounts, set[str]]:
-        """Return what is kept of a step that was just taken, and the names of parameters without a gradient."""
-        gradients, idle = {}, set()
-        for name, (parameter, _) in self._candidates.items():
-            gradient = parameter.grad
-            if gradient is None:
-                idle.add(name)
-            dense = torch.zeros_like(parameter) if gradient is None else gradient.to_dense()
-            gradients[name] = as_column(dense)
+    def gradients(self) -> dict[str, Column | None]:
+        """Copy the gradients as they are now; None: there is none."""
+        found = ((name, parameter.grad) for name, (parameter, _) in self._candidates.items())
+        return {name: None if gradient is None else as_column(gradient.to_dense()) for name, gradient in found}
+
+    def take(self, gradients: Mapping[str, Column | None]) -> Accounts:
+        """Return what is kept of a step that was just taken, given the gradients it was taken with."""
+        parameters = {name: parameter for name, (parameter, _) in self._candidates.items()}
+        filled = {n: as_column(torch.zeros_like(parameters[n])) if g is None else g for n, g in gradients.items()}
         kept = ((name, buffer.tensor) for name, buffer in self._buffers.items())
-        return Accounts(gradients, {name: as_column(tensor) for name, tensor in kept if tensor is not None}), idle
+        return Accounts(filled, {name: as_column(tensor) for name, tensor in kept if tensor is not None})
 
 
 def _small_buffers(model: nn.Module) -> Iterator[tuple[str, _Buffer]]:

@@ -68,9 +68,10 @@ class RecordingPlan:
     def missed(self) -> str:
         """Layers that might be expected to be recorded, and whatever is known by snapshots only; empty: there is none.
 
-        Norms and biases that are accounted for are in the coverage, and need no warning.
+        Norms and biases that are accounted for are in the coverage, and need no warning; nor do they where keys alone
+        are recorded, of which they have none.
         """
-        unknown = self.coverage.parameters(SNAPSHOTS_ONLY)
+        unknown = self.coverage.parameters(SNAPSHOTS_ONLY) if self.storage.values else []
         layers = {candidate.name for candidate in candidates(self.model)}
         names = [n for n in self.skipped if n in layers or any(f"{u}.".startswith(f"{n}.") for u in unknown)]
         shown = "; ".join(f"{name}: {self.skipped[name]}" for name in names[:_MAX_MISSED])

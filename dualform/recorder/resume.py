@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import CannotResume
 from dualform.store import Column, Manifest, Resumption, RunWriter, Shard, Where
-from dualform.store.schema import STATE
+from dualform.store.schema import STATE, STATE_BUFFERS
 
 Array = NDArray[Any]
 
@@ -25,6 +25,7 @@ class Resumed(NamedTuple):
     writer: RunWriter
     tag_kinds: dict[str, str] | None
     accounted: frozenset[str] | None  # parameters that are accounted for; None: there was no step yet
+    buffers: dict[str, Array]  # as the last snapshot has them
 
 
 def resume_run(where: Where, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int) -> Resumed:
@@ -41,7 +42,10 @@ def resume_run(where: Where, step: int, manifest: Manifest, state: Mapping[str, 
         _check_restored(resumption.snapshot, state, manifest, backend.describe())
         writer = RunWriter(backend, run.manifest, resumption.lock, chapter_bytes, resumption.kept)  # reads their keys
         resumption.cut()
-        return Resumed(writer, resumption.kinds, run.accounted if step else None)
+        snapshot = resumption.snapshot
+        names = snapshot.snapshot_names(STATE_BUFFERS)
+        buffers = {name.removeprefix(STATE_BUFFERS): snapshot.snapshot_holder(name)[name] for name in names}
+        return Resumed(writer, resumption.kinds, run.accounted if step else None, buffers)
     except BaseException:
         resumption.lock.release()
         raise

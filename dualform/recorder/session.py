@@ -39,7 +39,7 @@ from dualform.recorder.provenance import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
 from dualform.recorder.snapshot import State
-from dualform.store import RunWriter, Where
+from dualform.store import Column, RunWriter, Where
 from dualform.store.coverage import Coverage, coverage
 
 
@@ -48,9 +48,10 @@ class BeforeStep(NamedTuple):
 
     lines: Mapping[str, Sequence[float]]  # the optimiser's columns, of each of its parameters
     views: Mapping[str, ViewedGradients]  # of its layers; none: they are looked at afterwards
+    gradients: Mapping[str, Column | None]  # that are accounted for; none: likewise
 
 
-_NOTHING_READ = BeforeStep({}, {})
+_NOTHING_READ = BeforeStep({}, {}, {})
 
 
 class Session:
@@ -103,7 +104,7 @@ class Session:
             return writer, Account(plan.model, others, None)
         resumed = resume_run(where, resume, plan.manifest, state, length)
         self._tag_kinds = resumed.tag_kinds
-        self._snapshots.forget_buffers()
+        self._snapshots.resume(resumed.buffers)
         return resumed.writer, Account(plan.model, others, resumed.accounted)
 
     @property
@@ -215,21 +216,24 @@ class Session:
         if self.provenance.experimenting:
             raise RecordingError("the model takes steps in its own forward pass")
         try:
+            if self._account.parameters is None:
+                self._account.choose(self._captures.nbytes)
             name, row = self._row_to_check()
             # NaN never is equal; infinite weights make gradients that are refused
             if not torch.equal(self._fingerprint, row):
                 raise _change_error(name, row, self._steps_taken)
             self.provenance.before_step()
             fused = any(group.get("fused") for group in optimizer.param_groups)
+            # torch may change gradients while it steps; but a fused step, or one with a closure, makes them first
+            closure = len(args) > 1 or kwargs.get("closure")  # the optimiser itself is the first argument
+            gradients = {} if fused or closure else self._account.gradients()
             layers = () if fused else stepped.layers
             recorded = (layer for layer in layers if layer.name in self._recorded)
             views = {layer.name: view_gradients(layer, self._steps_taken) for layer in recorded}
-            if self._account.parameters is None:
-                self._account.choose(self._captures.nbytes)
         except BaseException as error:
             self.failure = error
             raise
-        self._before = BeforeStep(read_lines(stepped) | self._account.lines(stepped), views)
+        self._before = BeforeStep(read_lines(stepped) | self._account.lines(stepped), views, gradients)
         self._stepping = True
 
     def _after_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -242,8 +246,9 @@ class Session:
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
                 idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
-            accounts, without_gradient = self._account.take()
-            idle |= without_gradient
+            gradients = self._before.gradients or self._account.gradients()
+            accounts = self._account.take(gradients)
+            idle |= {name for name, gradient in gradients.items() if gradient is None}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
             due = self._pending.add(StepEvidence(lines, layers, accounts))
             self._steps_taken += 1

@@ -5,7 +5,7 @@ snapshots.whole()               # every parameter and buffer, and the optimisers
 snapshots.changed()             # the same, without what has not changed since the last one: a frozen base, masks
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -50,9 +50,9 @@ class Snapshots:
         """Take note that the latest snapshot is the writer's: an interrupt may come before that."""
         self._digests = self._latest
 
-    def forget_buffers(self) -> None:
-        """Take every buffer for changed, because the last snapshot on the disk is of another training."""
-        self._digests = {name: digest for name, digest in self._digests.items() if not name.startswith("buffers/")}
+    def resume(self, buffers: Mapping[str, NDArray[Any]]) -> None:
+        """Take the buffers of a run for the last ones, where it goes on: a model may be restored with other ones."""
+        self._digests |= {f"buffers/{name}": _digest_of(array) for name, array in buffers.items()}
 
     def _constant(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what no optimiser steps, which may change all the same: the running means of a BatchNorm do."""
@@ -91,5 +91,8 @@ def _array(tensor: Tensor) -> NDArray[Any]:
 
 
 def _digest(tensor: Tensor) -> bytes:
-    bits = _array(tensor.detach().cpu().contiguous()).reshape(-1).view(np.uint8)
-    return blake2b(bits.data, digest_size=16).digest()
+    return _digest_of(_array(tensor.detach().cpu().contiguous()))
+
+
+def _digest_of(array: NDArray[Any]) -> bytes:
+    return blake2b(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, digest_size=16).digest()

@@ -131,3 +131,36 @@ def test_a_run_that_goes_on_accounts_for_the_same(tmp_path: Path) -> None:
     assert memory.verify().ok
     assert memory.coverage.accounted > 0.2
     assert_close(memory.until(5).model(model).state_dict(), middle, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{"foreach": True, "nesterov": True}, {"fused": True}])
+def test_gradients_that_torch_changes_while_it_steps_are_those_it_began_with(
+    tmp_path: Path, options: dict[str, bool]
+) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    recorded, other = sgd(nn.ModuleList([model[0], model[2]])), sgd(model[1], **options)
+    with dualform.record(model, [recorded, other], tmp_path / "run", dtype="float32"):
+        for _ in range(4):
+            model.zero_grad()
+            model(torch.randn(7, 5)).square().mean().backward()
+            recorded.step()
+            other.step()
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert certificate.accounted is not None
+    assert certificate.accounted.relative_error < 1e-5
+
+
+def test_gradients_that_a_closure_makes_are_accounted_for(tmp_path: Path) -> None:
+    model = Normed().double()
+    optimizer = sgd(model)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = model(torch.randn(7, 5, dtype=torch.float64)).square().mean()
+        loss.backward()
+        return loss.item()
+
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(4):
+            optimizer.step(closure)
+    assert dualform.load(tmp_path / "run").verify().ok
