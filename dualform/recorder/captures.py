@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dualform.kinds import OnErrors, OnKeys
+from dualform.recorder.calls import Call
 from dualform.recorder.layers import RecordedLayer
-from dualform.recorder.tags import Tags
+from dualform.recorder.provenance import Provenance
 from dualform.store import Storage
 from dualform.store.codec.float16 import TORCH, pack, unpack
 
@@ -58,8 +59,9 @@ class Capture(NamedTuple):
     values: Packed
     product: Tensor  # (X r)^T E, before packing
     precision: torch.dtype  # of the gradient
-    tags: Tags  # whether they fit matters only if the pass was in a gradient
-    leading: tuple[int, ...]  # dimensions of the keys before the last: what tags are spread over
+    call: Call  # of the module: what is known of tags, which matter only if the pass was in a gradient
+    number: int  # of the layer's calls within it
+    leading: tuple[int, ...]  # dimensions of the keys before the last
     may_repeat: bool  # the key does not depend on anything trained: it may come again
 
     @property
@@ -86,10 +88,10 @@ class Captures:
         layers: Sequence[RecordedLayer],
         storage: Storage,
         arena: "Arena",
-        tags: Callable[[], Tags],
+        provenance: Provenance,
         on_drop: Callable[[Sequence[str], int], None],
     ) -> None:
-        self._storage, self._arena, self._tags, self._on_drop = storage, arena, tags, on_drop
+        self._storage, self._arena, self._provenance, self._on_drop = storage, arena, provenance, on_drop
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._passes: Counter[str] = Counter()  # that wait, by layer
@@ -164,13 +166,18 @@ class Captures:
         pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
 
         def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
-            if not (followed and name in recorded):
+            if name not in recorded:
                 return None
-            tags, order = self._tags(), next(self._order)
+            leading = kind.leading(inputs)
+            place = self._provenance.place(name, lambda: kind.rows(inputs, precision), leading)
+            if place is None:
+                return None
+            (call, number), order = place, next(self._order)
 
             def on_errors(gradient: Tensor) -> None:
                 if name not in recorded:
                     return
+                call.followed = True
                 keys = kind.rows(inputs, precision)
                 values = kind.errors(module, keys, gradient)
                 capture = Capture(
@@ -180,8 +187,9 @@ class Captures:
                     keys=pack_keys(keys),
                     values=pack_values(values),
                     precision=gradient.dtype,
-                    tags=tags,
-                    leading=kind.leading(inputs),
+                    call=call,
+                    number=number,
+                    leading=leading,
                     may_repeat=kind.may_repeat and not inputs.requires_grad,
                 )
                 self._add(name, capture)

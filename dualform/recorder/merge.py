@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.errors import RecordingError
 from dualform.recorder.records import UsedPass
 from dualform.store import Layer, Rows
 from dualform.store.codec.float16 import TORCH, pack
@@ -28,12 +29,19 @@ class TaggedKeys(NamedTuple):
 
 
 def tagged_keys(passes: Iterable[UsedPass], tag: str) -> list[TaggedKeys]:
-    """Return the keys that a step adds to the sums."""
-    return [
-        TaggedKeys(used.layer, capture.keys.rows, capture.tags.over(capture.leading, used.layer)[tag])
+    """Return the keys that a step adds to the sums; raises for a layer that has rows without the tag."""
+    tagged = [
+        TaggedKeys(used.layer, capture.keys.rows, columns[tag])
         for used in passes
-        for capture in used.captures
+        for capture, columns in zip(used.captures, used.columns, strict=True)
     ]
+    for layer, _, column in tagged:
+        if np.ma.is_masked(column):
+            raise RecordingError(
+                f"layer {layer!r} has rows without a tag {tag!r}, by which slots are merged: they belong to no single "
+                "entry of it. Leave the layer out with exclude=..."
+            )
+    return tagged
 
 
 class Merger:

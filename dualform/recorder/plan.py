@@ -55,6 +55,7 @@ class RecordingPlan:
     layers: tuple[RecordedLayer, ...]
     skipped: Mapping[str, str]
     manifest: Manifest
+    provenance: bool = True  # whether to prove whose rows are
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -109,6 +110,7 @@ def make_plan(
     exclude: Names,
     storage: Storage,
     about: Mapping[str, Any],
+    provenance: bool = True,
 ) -> RecordingPlan:
     """Decide what is recorded; raises for a layer named outright that cannot be, and for an unknown optimiser."""
     chosen, obstacles = choose_layers(model, optimizers, layers, exclude, storage)
@@ -134,7 +136,7 @@ def make_plan(
         RecordedOptimizer(index, optimizer, rule, tuple(layer for layer in chosen if layer.optimizer == index))
         for index, (optimizer, rule) in enumerate(zip(optimizers, rules, strict=True))
     )
-    return RecordingPlan(model, recorded, chosen, skipped_modules(obstacles, others), manifest)
+    return RecordingPlan(model, recorded, chosen, skipped_modules(obstacles, others), manifest, provenance)
 
 
 def registered_rule(optimizer: Optimizer) -> Rule:

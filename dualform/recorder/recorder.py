@@ -74,16 +74,18 @@ class Recorder:
     def tag(self, **columns: Any) -> None:
         """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
 
-        Tags hold until the next `tag` or step. Every batch needs the same ones.
+        Tags hold until the next `tag` or step. Every batch needs the same ones. Where a step's first forward pass has
+        none yet, each pass of the step has those that follow it.
 
         Args:
-            columns: Scalars and strings, which hold for every row, or arrays with one entry a row, in the shape of
-                the batch.
+            columns: Scalars and strings, which hold for every row, or arrays with one entry an example, or one for each
+                of its tokens, in the shape of the batch. Rows that belong to no single example, as those of a position
+                table do, have no tag but scalars.
         """
         session = self._session
         if session is None or session.closed or session.failure is not None:
             raise self._not_running()
-        session.tags = Tags(columns)
+        session.provenance.tag(Tags(columns))
 
     def estimate(self, steps: int, batch: int) -> Estimate:
         """Estimate the bytes of a run, before repeated keys and zeros are left out.
@@ -160,6 +162,7 @@ def record(
     overwrite: bool = False,
     resume: int | None = None,
     about: Mapping[str, Any] | None = None,
+    provenance: bool = True,
 ) -> Recorder:
     """Record the training of a model's linear layers to a directory.
 
@@ -193,6 +196,10 @@ def record(
             optimiser from the checkpoint taken at that step first. What was recorded after it is dropped, and
             `overwrite` is ignored.
         about: Anything JSON can hold, kept with the run as it was begun.
+        provenance: Whether to find out by an experiment which example of a batch each row of a layer belongs to, so
+            that tags are right however the model lays its rows out. For that the model is called a few times more, in
+            evaluation mode, whenever tags come with a batch of a new shape. False to go by the shape of the rows. What
+            could not be proven is in `recorder.notes`.
 
     Returns:
         The recorder, to be used in a `with` block, or with `start` and `stop`.
@@ -212,5 +219,5 @@ def record(
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
-    plan = make_plan(model, optimizers, layers, exclude, storage, about or {})
+    plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
     return Recorder(plan, where, overwrite, resume, on_unexplained == "drop")

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from dualform.kinds.half_precision import HALF, call_codes
 from dualform.recorder.audit import AuditedStep
+from dualform.recorder.calls import choose_tags
 from dualform.recorder.captures import Capture, Packed
 from dualform.recorder.plan import RecordingPlan
-from dualform.recorder.tags import check_same, joined
+from dualform.recorder.tags import Tags, check_same, joined
 from dualform.store import Rows, StepRecord, Storage
 
 
@@ -20,29 +21,42 @@ class UsedPass(NamedTuple):
 
     layer: str
     captures: Sequence[Capture]
+    tags: Sequence[Tags]  # of each
     factors: NDArray[np.float64]  # (trained uses,)
     precision: int = 0  # code of the precision that its gradient was rounded to
     apart: bool = False  # its calls were summed up after that
 
+    @property
+    def columns(self) -> list[Mapping[str, NDArray[Any]]]:
+        """The tags of all rows, of each capture."""
+        return [
+            tags.over(capture.call.layout(self.layer, capture.number, capture.leading) or capture.leading, self.layer)
+            if tags.kinds
+            else {}
+            for capture, tags in zip(self.captures, self.tags, strict=True)
+        ]
+
 
 def used_passes(step: AuditedStep) -> list[UsedPass]:
     """Return the passes that were in a gradient; the others were zeroed before the step: all factors are 0."""
-    return [
-        UsedPass(evidence.layer.name, of_pass.captures, factors, apart=explanation.apart)
+    used = [
+        UsedPass(evidence.layer.name, of_pass.captures, (), factors, apart=explanation.apart)
         for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True)
         for of_pass, factors in zip(evidence.passes.values(), explanation.factors, strict=True)
         if factors.any()
     ]
+    tags = choose_tags({capture.call for of_pass in used for capture in of_pass.captures}, step.number)
+    return [of_pass._replace(tags=[tags[capture.call] for capture in of_pass.captures]) for of_pass in used]
 
 
 def check_tags(
     passes: Iterable[UsedPass], expected: Mapping[str, str] | None, merge: str | None, step: int
 ) -> Mapping[str, str] | None:
     """Raise unless all passes have the expected tags; returns what to expect next, which the first pass says."""
-    for capture in (capture for used in passes for capture in used.captures):
-        kinds = capture.tags.kinds
+    for tags in (tags for used in passes for tags in used.tags):
+        kinds = tags.kinds
         if merge:  # nothing else is the same for all that is summed up
-            kinds = capture.tags.only(merge, step)
+            kinds = tags.only(merge, step)
         if expected is None:
             expected = kinds
         check_same(kinds, expected, step)
@@ -67,8 +81,8 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
 def _calls_apart(used: UsedPass) -> list[UsedPass]:
     """Return each call of a pass by itself, since the gradient of each was rounded to half precision by itself."""
     codes = call_codes((capture.precision for capture in used.captures), apart=used.apart)
-    pairs = zip(used.captures, codes, strict=True)
-    return [used._replace(captures=[capture], precision=code) for capture, code in pairs]
+    calls = zip(used.captures, used.tags, codes, strict=True)
+    return [used._replace(captures=[capture], tags=[tags], precision=code) for capture, tags, code in calls]
 
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:
@@ -80,7 +94,7 @@ def _as_rows(used: UsedPass, storage: Storage) -> Rows:
         values=values,
         value_exponent=value_exponent,
         factors=used.factors,
-        tags=joined([capture.tags.over(capture.leading, used.layer) for capture in used.captures]),
+        tags=joined(used.columns),
         may_repeat=all(capture.may_repeat for capture in used.captures),
         precision=used.precision,
     )

@@ -35,14 +35,12 @@ from dualform.recorder.evidence import (
 from dualform.recorder.layers import SEED
 from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
+from dualform.recorder.provenance import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
 from dualform.recorder.snapshot import State
-from dualform.recorder.tags import Tags
 from dualform.store import Column, RunWriter, Where
 from dualform.store.coverage import Coverage, coverage
-
-_NO_TAGS = Tags({})
 
 
 class BeforeStep(NamedTuple):
@@ -69,7 +67,6 @@ class Session:
         self._before_load: State | None = None  # the state after the last step, if other weights were loaded since
         self.notes: list[str] = []
         self._told_of_drops = False
-        self.tags = _NO_TAGS  # of the coming forward passes
         self.failure: BaseException | None = None
         self.closed = False
         self._steps_taken = self._steps_audited = resume or 0
@@ -79,10 +76,12 @@ class Session:
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
+        self.provenance = Provenance(plan.layers, self.note, plan.provenance)
         self._fingerprint = self._row_to_check()[1].clone()
-        self._captures = Captures(plan.layers, plan.storage, self._arena, lambda: self.tags, self._on_drop)
+        self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance, self._on_drop)
         self._handles: list[RemovableHandle] = []
         try:
+            self.provenance.add_hooks(plan.model)
             for stepped in plan.optimizers:
                 self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
                 self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
@@ -158,6 +157,7 @@ class Session:
 
     def _remove_hooks(self) -> None:
         self._captures.close()
+        self.provenance.close()
         for handle in self._handles:
             handle.remove()
 
@@ -213,6 +213,8 @@ class Session:
     def _before_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.failure is not None:
             raise self.stop_error()
+        if self.provenance.experimenting:
+            raise RecordingError("the model takes steps in its own forward pass")
         try:
             if self._account.parameters is None:
                 self._account.choose(self._captures.nbytes)
@@ -220,6 +222,7 @@ class Session:
             # NaN never is equal; infinite weights make gradients that are refused
             if not torch.equal(self._fingerprint, row):
                 raise _change_error(name, row, self._steps_taken)
+            self.provenance.before_step()
             fused = any(group.get("fused") for group in optimizer.param_groups)
             # torch may change gradients while it steps; but a fused step, or one with a closure, makes them first
             closure = len(args) > 1 or kwargs.get("closure")  # the optimiser itself is the first argument
@@ -249,7 +252,8 @@ class Session:
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
             due = self._pending.add(StepEvidence(lines, layers, accounts))
             self._steps_taken += 1
-            self._before, self._before_load, self.tags = _NOTHING_READ, None, _NO_TAGS
+            self._before, self._before_load = _NOTHING_READ, None
+            self.provenance.after_step()
             self._fingerprint = self._row_to_check()[1].clone()
             if due:
                 self._audit_pending()
@@ -314,6 +318,7 @@ class Session:
         """Take the hooks off layers that are not recorded any more."""
         for layer in layers:
             self._captures.drop(layer)
+            self.provenance.drop(layer)
             del self._recorded[layer]
         self._fingerprint = self._row_to_check()[1].clone()  # of one that is left
 

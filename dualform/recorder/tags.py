@@ -1,6 +1,7 @@
 """Turn what the user says of the rows of a batch into columns with one entry a slot."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.recorder.layout import Layout
 from dualform.store.schema import RESERVED
 
 Array = NDArray[Any]
@@ -22,7 +24,7 @@ class Tags:
     def __init__(self, columns: Mapping[str, Any]) -> None:
         self.kinds: dict[str, str] = {}
         self._columns: dict[str, Array] = {}
-        self._over: dict[tuple[int, ...], dict[str, Array]] = {}
+        self._over: dict[Layout | tuple[int, ...], dict[str, Array]] = {}
         for name, value in columns.items():
             if name in RESERVED:
                 raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
@@ -37,6 +39,10 @@ class Tags:
             self.kinds[name] = kind
             # A copy: the user's buffer may be filled with the next batch before the slots are written.
             self._columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
+        by_row = [column for column in self._columns.values() if column.ndim]
+        self.by_row = bool(by_row)  # whether a tag is not the same for all rows
+        # The number of examples, if there is a tag with one entry for each
+        self.batch = next((len(column) for column in by_row if column.size == len(column)), None)
 
     def only(self, name: str, step: int) -> dict[str, str]:
         """Return the kind of the tag that slots are merged by; raise if it is missing."""
@@ -47,20 +53,23 @@ class Tags:
             )
         return {name: self.kinds[name]}
 
-    def over(self, leading: tuple[int, ...], layer: str) -> dict[str, Array]:
-        """Spread each tag over all rows of a layer whose input has these leading dimensions: (slots,) arrays.
+    def over(self, rows: Layout | tuple[int, ...], layer: str) -> dict[str, Array]:
+        """Spread each tag over all rows of a layer: (slots,) arrays, masked where a row has no such tag.
 
-        A tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the
-        first ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises.
-        Rows that the model has flattened get the tag flattened likewise.
+        Args:
+            rows: Whose each row is. Or, where that is not known, the leading dimensions of the layer's input; then a
+                tag with as many dimensions as the rows is broadcast as numpy does; one with fewer goes with the first
+                ones, so (batch,) labels every token of (batch, time). Where that could be either, it raises. Rows that
+                the model has flattened get the tag flattened likewise.
+            layer: The layer's name, for errors.
         """
-        if leading not in self._over:  # most layers have the same rows
-            columns = {name: _spread(name, column, leading, layer) for name, column in self._columns.items()}
-            self._over[leading] = columns
-        return self._over[leading]
+        if rows not in self._over:  # most layers have the same rows
+            spread = rows.spread if isinstance(rows, Layout) else partial(_spread, rows)
+            self._over[rows] = {name: spread(name, column, layer) for name, column in self._columns.items()}
+        return self._over[rows]
 
 
-def _spread(name: str, column: Array, leading: tuple[int, ...], layer: str) -> Array:
+def _spread(leading: tuple[int, ...], name: str, column: Array, layer: str) -> Array:
     shape = column.shape
     if shape == leading:
         return column.reshape(-1)
@@ -86,7 +95,13 @@ def joined(calls: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:
     """Join the columns of several calls, one after the other."""
     if len(calls) == 1:
         return calls[0]
-    return {name: np.concatenate([columns[name] for columns in calls]) for name in calls[0]}
+    return {name: _concatenated([columns[name] for columns in calls]) for name in calls[0]}
+
+
+def _concatenated(columns: Sequence[Array]) -> Array:
+    masked = any(isinstance(column, np.ma.MaskedArray) for column in columns)
+    joined: Array = np.ma.concatenate(columns) if masked else np.concatenate(columns)  # type: ignore[no-untyped-call]
+    return joined
 
 
 def check_same(kinds: Mapping[str, str], expected: Mapping[str, str], step: int) -> None:

@@ -158,7 +158,7 @@ def test_gradients_that_a_closure_makes_are_accounted_for(tmp_path: Path) -> Non
         optimizer.zero_grad()
         loss = model(torch.randn(7, 5, dtype=torch.float64)).square().mean()
         loss.backward()
-        return loss.item()
+        return float(loss.detach())
 
     with record(model, optimizer, tmp_path / "run"):
         for _ in range(4):
