@@ -6,8 +6,9 @@
     contribution.initial().numpy() + contribution.total()["total"]      # equals contribution.output()
 
 The contribution of a slot to a direction g of a layer's output is c_t (e_t . g)(x_t . q), and likewise of
-its bias; under an optimiser that divides elementwise, e_t^T (R_t (.) g q^T) x_t. All of them are computed
-when first asked for, and kept for further questions.
+its bias; under an optimiser that divides elementwise, e_t^T (R_t (.) g q^T) x_t. Of a training under autocast, what
+rounding gradients to half precision has added is part of the latter, but of none of the former: it is in `initial`.
+All of them are computed when first asked for, and kept for further questions.
 """
 
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,8 @@
     contribution of a slot to a direction g:  e_t^T (R_t (.) g q^T) x_t
 
 R_t multiplies all slots of a step alike, so their products are summed up first: R_t (.) E^T X. It is known from the
-last step to the first, so chapters are replayed in that order, one after the other.
+last step to the first, so chapters are replayed in that order, one after the other. Where autocast rounded the gradient
+of a pass, its slots are multiplied by what rounding multiplied it by, entry by entry: they add up as in training.
 """
 
 from collections.abc import Mapping, Sequence

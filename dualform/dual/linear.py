@@ -3,7 +3,8 @@
     W_until = initial W_since + momentum m_since + sum_t c_t e_t x_t^T
     contribution of a slot to a direction g:  c_t (e_t . g)(x_t . q)
 
-All slots of many steps are one product, and chapters can be read in any order.
+All slots of many steps are one product, and chapters can be read in any order. What autocast's rounding of gradients
+has added is in no slot: it is with the initial part (rounding.py).
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,9 +2,9 @@
 
     for exact, rounded in rounded_passes(products, codes): ...      # E^T X of each backward pass, and what became of it
 
-A product in half precision is summed up in float32, and rounded when it is done. Calls of a layer in one pass share a
-copy of the weight in half precision, so their gradients are summed up there, from the last call to the first, and each
-sum is rounded. Whatever follows, other passes, clipping, unscaling, is done in the precision of the weight.
+A product in half precision is summed up in float32, and rounded when it is done. Calls of a layer within one autocast
+share a copy of the weight in half precision, so their gradients are summed up there, from the last call to the first,
+and each sum is rounded. Whatever follows, other passes, clipping, unscaling, is done in the precision of the weight.
 
 To round a number is to multiply it by another close to 1; to round a sum, each of what it is the sum of. So what
 rounding did to a pass can be shared out to its slots.
@@ -22,12 +22,13 @@ HALF = {getattr(torch, name): code for code, name in enumerate(PASS_PRECISIONS[:
 _DTYPES: dict[int, torch.dtype] = {code: getattr(torch, name) for code, name in enumerate(PASS_PRECISIONS) if code}
 
 
-def call_codes(dtypes: Iterable[torch.dtype]) -> list[int]:
-    """Return the codes of the calls in one pass, given the precision of each."""
+def call_codes(dtypes: Iterable[torch.dtype], *, apart: bool = False) -> list[int]:
+    """Return the codes of the calls in one pass, given the precision of each; `apart`: none are summed up in it."""
     codes: list[int] = []
     for code in (HALF.get(dtype, 0) for dtype in dtypes):
         joined = code + JOINED - 1
-        codes.append(joined if code and codes and codes[-1] in (code, joined) else code)
+        follows = bool(code and codes and codes[-1] in (code, joined))
+        codes.append(joined if follows and not apart else code)
     return codes
 
 

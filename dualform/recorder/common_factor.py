@@ -30,6 +30,7 @@ class Explanation(NamedTuple):
 
     factors: Array
     residual: float
+    apart: bool = False  # calls of one pass that were rounded to half precision were summed up after, not before
 
 
 def explain_by_common_factor(steps: Sequence[Step]) -> dict[int, list[Explanation]]:

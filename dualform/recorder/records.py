@@ -24,6 +24,7 @@ class UsedPass(NamedTuple):
     tags: Sequence[Tags]  # of each
     factors: NDArray[np.float64]  # (trained uses,)
     precision: int = 0  # code of the precision that its gradient was rounded to
+    apart: bool = False  # its calls were summed up after that
 
     @property
     def columns(self) -> list[Mapping[str, NDArray[Any]]]:
@@ -39,13 +40,13 @@ class UsedPass(NamedTuple):
 def used_passes(step: AuditedStep) -> list[UsedPass]:
     """Return the passes that were in a gradient; the others were zeroed before the step: all factors are 0."""
     used = [
-        (evidence.layer.name, of_pass.captures, factors)
+        UsedPass(evidence.layer.name, of_pass.captures, (), factors, apart=explanation.apart)
         for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True)
         for of_pass, factors in zip(evidence.passes.values(), explanation.factors, strict=True)
         if factors.any()
     ]
-    tags = choose_tags({capture.call for _, captures, _ in used for capture in captures}, step.number)
-    return [UsedPass(name, captures, [tags[c.call] for c in captures], factors) for name, captures, factors in used]
+    tags = choose_tags({capture.call for of_pass in used for capture in of_pass.captures}, step.number)
+    return [of_pass._replace(tags=[tags[capture.call] for capture in of_pass.captures]) for of_pass in used]
 
 
 def check_tags(
@@ -79,7 +80,7 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
 
 def _calls_apart(used: UsedPass) -> list[UsedPass]:
     """Return each call of a pass by itself, since the gradient of each was rounded to half precision by itself."""
-    codes = call_codes(capture.precision for capture in used.captures)
+    codes = call_codes((capture.precision for capture in used.captures), apart=used.apart)
     calls = zip(used.captures, used.tags, codes, strict=True)
     return [used._replace(captures=[capture], tags=[tags], precision=code) for capture, tags, code in calls]
 

@@ -6,7 +6,8 @@ known to float32. A few units of one layer will do: clipping and unscaling have 
 """
 
 from collections.abc import Sequence
-from math import log2
+from math import copysign, log2
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,17 +29,20 @@ def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation]) -
 
     Where rounding cannot be repeated, or passes differ, factors stay what they are.
     """
-    pairs = sorted(zip(layers, explained, strict=True), key=lambda pair: _cost(pair[0]))
-    for evidence, explanation in pairs[:_LAYERS]:
-        factors = explanation.factors[:, 0]  # of the weight in each pass
-        used = {number for number, factor in zip(evidence.passes, factors, strict=True) if factor}
-        fitted = {float(factor) for factor in factors if factor}
+    pairs = list(zip(layers, explained, strict=True))
+    for evidence, explanation in sorted(pairs, key=lambda pair: _cost(pair[0]))[:_LAYERS]:
+        fitted = {float(factor) for factor in explanation.factors[:, 0] if factor}  # of the weight, in each pass
         if len(fitted) != 1:
             continue
-        measured = _measured(evidence, [evidence.passes[number].captures for number in sorted(used)])
+        measured = _best_fit(evidence, explanation).factor
         if measured is not None and abs(fitted.pop() / measured - 1) <= evidence.rounding:
-            return [_replaced(e, x, measured) for e, x in zip(layers, explained, strict=True)]
-    return list(explained)
+            pairs = [(e, _replaced(e, x, measured)) for e, x in pairs]
+            break
+    return [x._replace(apart=_best_fit(e, x).apart) if _has_calls(e) else x for e, x in pairs]
+
+
+def _cost(evidence: LayerEvidence) -> int:
+    return sum(len(capture.keys.rows) for capture in evidence.captures) * evidence.layer.description.keys.width
 
 
 def _replaced(evidence: LayerEvidence, explanation: Explanation, measured: float) -> Explanation:
@@ -46,33 +50,52 @@ def _replaced(evidence: LayerEvidence, explanation: Explanation, measured: float
     return explanation._replace(factors=np.where(near, measured, explanation.factors))
 
 
-def _cost(evidence: LayerEvidence) -> int:
-    return sum(len(capture.keys.rows) for capture in evidence.captures) * evidence.layer.description.keys.width
+def _has_calls(evidence: LayerEvidence) -> bool:
+    """Return whether a pass has several calls, which may or may not have been summed up in half precision."""
+    return evidence.half_rounding > 0 and any(len(of_pass.captures) > 1 for of_pass in evidence.passes.values())
 
 
-def _measured(evidence: LayerEvidence, passes: Sequence[Sequence[Capture]]) -> float | None:
-    """Return the factor of a layer's weight; None: something else was done to its gradient."""
-    layer, probe = evidence.layer, evidence.layer.probe
+class _Fit(NamedTuple):
+    """A layer's gradient against what went through it, rounded in one way."""
+
+    residual: float  # what is left over, of the gradient's size
+    apart: bool
+    scale: float
+
+    @property
+    def factor(self) -> float | None:
+        """The factor; None: something else was done to the gradient."""
+        if not self.residual <= _MAX_RESIDUAL:  # or it is none at all
+            return None
+        nearest = copysign(2.0 ** round(log2(abs(self.scale))), self.scale)
+        return nearest if abs(self.scale / nearest - 1) < _NEAR_POWER_OF_TWO else self.scale
+
+
+def _best_fit(evidence: LayerEvidence, explanation: Explanation) -> _Fit:
+    """Round what went through a layer once more, with calls summed up in half precision, or each by itself."""
+    fits = [_fit(evidence, explanation, apart) for apart in ((False, True) if _has_calls(evidence) else (False,))]
+    return min(fits, key=lambda fit: fit.residual)
+
+
+def _fit(evidence: LayerEvidence, explanation: Explanation, apart: bool) -> _Fit:
+    layer, factors = evidence.layer, explanation.factors[:, 0]
     target = evidence.view.products[0].cpu().double().view(-1, layer.description.d_out)  # (probes, d_out)
     units = target.square().sum(dim=0).topk(min(_UNITS, target.shape[1])).indices
-    gradient = sum(_rounded(evidence, captures, units) for captures in passes)
-    assert isinstance(gradient, Tensor)
-    seen, target = probe.of_units(0, gradient).cpu().double(), target[:, units]
-    factor = float((seen * target).sum() / seen.square().sum())
-    residual = float((target - factor * seen).norm() / target.norm())
-    if not residual <= _MAX_RESIDUAL:  # or it is none at all
-        return None
-    power = round(log2(abs(factor))) if factor else 0
-    nearest = 2.0**power if factor > 0 else -(2.0**power)
-    return nearest if abs(factor / nearest - 1) < _NEAR_POWER_OF_TWO else factor
+    used = [of_pass for of_pass, factor in zip(evidence.passes.values(), factors, strict=True) if factor]
+    gradient = torch.zeros(len(units), layer.description.trained[0].width, dtype=torch.float64)
+    for of_pass in used:
+        gradient = gradient + _rounded(evidence, of_pass.captures, units, apart)
+    seen, target = layer.probe.of_units(0, gradient).cpu().double(), target[:, units]
+    scale = float((seen * target).sum() / seen.square().sum())
+    return _Fit(float((target - scale * seen).norm() / target.norm()), apart, scale)
 
 
-def _rounded(evidence: LayerEvidence, captures: Sequence[Capture], units: Tensor) -> Tensor:
+def _rounded(evidence: LayerEvidence, captures: Sequence[Capture], units: Tensor, apart: bool) -> Tensor:
     """Return the gradient of some units in one pass, as it was rounded: (units, width)."""
     described, kind = evidence.layer.description, evidence.layer.kind
     products = []
     for capture in captures:
         keys = kind.keys(described, capture.keys.unpacked()).of(described.trained[0])
         products.append(keys.outer(capture.values.unpacked()[:, units]))
-    codes = call_codes(capture.precision for capture in captures)
+    codes = call_codes((capture.precision for capture in captures), apart=apart)
     return torch.stack([rounded for _, rounded in rounded_passes(products, codes)]).sum(dim=0)

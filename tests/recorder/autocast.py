@@ -46,6 +46,7 @@ class Setting:
     clip: bool = False
     micro_batches: int = 1
     calls: int = 1  # of the model, in each of them
+    apart: bool = False  # each call under an autocast of its own
     model: Any = perceptron
     weights: torch.dtype = torch.float32
 
@@ -84,8 +85,10 @@ def train(path: Path, setting: Setting) -> Trained:
             recorder.tag(id=torch.arange(BATCH))
             optimizer.zero_grad()
             for _ in range(setting.micro_batches):
-                with torch.autocast("cpu", setting.dtype, enabled=setting.weights == torch.float32):
-                    losses = [_loss(model, *batch(setting)) for _ in range(setting.calls)]
+                losses = []
+                for calls in [1] * setting.calls if setting.apart else [setting.calls]:
+                    with torch.autocast("cpu", setting.dtype, enabled=setting.weights == torch.float32):
+                        losses += [_loss(model, *batch(setting)) for _ in range(calls)]
                 scaler.scale(torch.stack(losses).mean()).backward()
             if setting.clip:
                 scaler.unscale_(optimizer)

@@ -44,6 +44,18 @@ def test_every_training_is_certified(tmp_path: Path, setting: Setting) -> None:
     assert {*layers.values()} == {str(setting.dtype)[6:]}
 
 
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_calls_under_an_autocast_each_are_summed_up_after_rounding(tmp_path: Path, optimizer: str, clip: bool) -> None:
+    certificate = train(tmp_path / "run", Setting(optimizer, calls=3, apart=True, clip=clip)).memory.verify()
+    assert certificate.ok, str(certificate)
+    assert certificate.relative_error < 1e-5
+    (_, shard), *_ = Run(tmp_path / "run").chapters
+    codes = shard.pass_precision("0")
+    assert codes is not None
+    assert set(codes.tolist()) == {1}
+
+
 @pytest.mark.parametrize("setting", FEW, ids=str)
 def test_weights_are_those_of_the_model_after_every_step(tmp_path: Path, setting: Setting) -> None:
     trained = train(tmp_path / "run", setting)

@@ -1,7 +1,6 @@
 """Answers of the viewer: the Python in each of them makes the same, and what is told is what was recorded."""
 
 import base64
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -258,29 +257,32 @@ def test_layers_with_several_rows_an_input_are_summed(tmp_path: Path) -> None:
 def test_parameters_that_were_not_recorded_are_named(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = normalised()
-    optimizer = runs.sgd(model.parameters())
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the norm is not recorded
-        with dualform.record(model, optimizer, tmp_path / "run", dtype="float32") as recorder:
-            for step in range(8):
-                recorder.tag(label=torch.arange(4) % 3)
-                optimizer.zero_grad()
-                model(torch.randn(4, 20)).square().mean().backward()
-                optimizer.step()
-                if step == 3:
-                    recorder.sync()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with dualform.record(model, optimizer, tmp_path / "run", dtype="float32", exclude="2") as recorder:
+        for step in range(8):
+            recorder.tag(label=torch.arange(4) % 3)
+            optimizer.zero_grad()
+            model(torch.randn(4, 20)).square().mean().backward()
+            optimizer.step()
+            if step == 3:
+                recorder.sync()
     np.save(tmp_path / "inputs.npy", torch.randn(2, 20).numpy())
     named = Companions(model="tests.viewer.test_answers:normalised", inputs=tmp_path / "inputs.npy")
     for api in prepared(tmp_path / "run", named):
         at = {step: asked(api, "predict", {"input": {"index": 0}, "step": step}) for step in (4, 6, 8)}
         assert (at[4]["note"], at[8]["note"]) == (None, None)
-        assert at[6]["note"] == "parameters that were not recorded are those of step 4: '1.bias', '1.weight'"
+        assert at[6]["note"].endswith("too large to account for is as it was at step 4: '2.weight'")
         assert api.stops == [0, 4, 8]
-        assert_close(torch.tensor([at[6]["probabilities"]]), run_python(at[6])["probabilities"])
+        with pytest.warns(UserWarning, match="as it was at step 4"):
+            shown = run_python(at[6])["probabilities"]
+        assert_close(torch.tensor([at[6]["probabilities"]]), shown)
+        assert asked(api, "run", {})["coverage"]["text"] == str(api.run.memory.coverage)
 
 
 def normalised() -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Linear(20, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 3))
+    """One with a norm, which is accounted for, and a layer that is too large for that."""
+    wide = torch.nn.Linear(6, 4000)
+    return torch.nn.Sequential(torch.nn.Linear(20, 6), torch.nn.LayerNorm(6), wide, torch.nn.Linear(4000, 3))
 
 
 def test_keys_alone_have_spotlights_but_nothing_to_mute(tmp_path: Path) -> None:
