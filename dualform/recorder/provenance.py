@@ -194,7 +194,8 @@ class Provenance:
 
     def _find(self, call: Call, tags: Tags) -> None:
         """Look up what is known of a call's signature; make the experiment if that is nothing."""
-        if not self._enabled or call.arguments is None:
+        transformed = torch._C._functorch.peek_interpreter_stack() is not None  # in torch.vmap nothing is recorded
+        if not self._enabled or call.arguments is None or transformed:
             return
         call.expected = tags.batch
         signature = id(call.module), describe(call.arguments), call.expected

@@ -98,9 +98,7 @@ def find_reading(subject: Subject, first: Trial, main: MainInput) -> Reading:
     if not found:
         again = attempt(subject).outputs
         same = len(again) == len(first.outputs) and all(map(torch.equal, first.outputs, again))
-        raise Unproven(
-            f"{'no output shows which axis is the batch' if same else 'two equal calls in evaluation differ'}"
-        )
+        raise Unproven("no output shows which axis is the batch" if same else "two equal calls in evaluation differ")
     best, *others = found
     either = any(other.evidence.strict and other.batch.size == best.batch.size for other in others)
     return replace_field(best, batch=replace_field(best.batch, either=either))

@@ -139,6 +139,19 @@ def test_a_model_that_trains_itself_is_not_trained_by_an_experiment() -> None:
     assert recorded_tags(run, "net") == 2 * [10, 11, 12]
 
 
+def test_transforms_of_the_model_are_left_alone() -> None:
+    model = TimeFirst()
+
+    def forward(inputs: Tensor) -> Tensor:
+        torch.func.vmap(model)(inputs[:, None])
+        torch.func.jacrev(model.body)(inputs[:2])
+        out: Tensor = model(inputs)
+        return out
+
+    run = recorded(model, forward)
+    assert recorded_tags(run, "body") == 2 * BY_TIME
+
+
 def test_gates_of_an_lstm() -> None:
     class Gates(nn.Module):
         def __init__(self) -> None:
