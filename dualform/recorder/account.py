@@ -93,10 +93,14 @@ class Account:
             if id(parameter) in groups
         }
 
-    def gradients(self) -> dict[str, Column | None]:
-        """Copy the gradients as they are now; None: there is none."""
-        found = ((name, parameter.grad) for name, (parameter, _) in self._candidates.items())
-        return {name: None if gradient is None else as_column(gradient.to_dense()) for name, gradient in found}
+    def gradients(self, stepped: RecordedOptimizer) -> dict[str, Column | None]:
+        """Copy the gradients that an optimiser steps with, as they are now; None: there is none."""
+        return {
+            name: as_column(gradient.to_dense())
+            if owner == stepped.number and (gradient := parameter.grad) is not None
+            else None
+            for name, (parameter, owner) in self._candidates.items()
+        }
 
     def take(self, gradients: Mapping[str, Column | None]) -> Accounts:
         """Return what is kept of a step that was just taken, given the gradients it was taken with."""

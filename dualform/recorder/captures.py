@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from dualform.kinds import OnErrors, OnKeys
-from dualform.recorder.calls import Call
 from dualform.recorder.layers import RecordedLayer
-from dualform.recorder.provenance import Provenance
+from dualform.recorder.provenance.calls import Call
+from dualform.recorder.provenance.follow import Provenance
 from dualform.store import Storage
 from dualform.store.codec.float16 import TORCH, pack, unpack
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from dualform.kinds.half_precision import HALF, call_codes
 from dualform.recorder.audit import AuditedStep
-from dualform.recorder.calls import choose_tags
 from dualform.recorder.captures import Capture, Packed
 from dualform.recorder.plan import RecordingPlan
+from dualform.recorder.provenance.calls import choose_tags
 from dualform.recorder.tags import Tags, check_same, joined
 from dualform.store import Rows, StepRecord, Storage
 

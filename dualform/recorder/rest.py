@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
+from dualform.errors import RecordingError
 from dualform.kinds import candidates
 from dualform.recorder.layers import FROZEN, RecordedLayer
 from dualform.store import Parameter, clean_name
@@ -29,6 +30,8 @@ def other_parameters(
     modules = dict(model.named_modules())
     others = []
     for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise RecordingError(f"{name!r} has no shape yet; run the model once before recording")
         nothing = not parameter.numel() or parameter.is_complex()  # which is in no snapshot, either
         if nothing or not parameter.requires_grad or clean_name(name) in used:
             continue

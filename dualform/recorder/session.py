@@ -35,7 +35,7 @@ from dualform.recorder.evidence import (
 from dualform.recorder.layers import SEED
 from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
-from dualform.recorder.provenance import Provenance
+from dualform.recorder.provenance.follow import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
 from dualform.recorder.snapshot import State
@@ -226,7 +226,7 @@ class Session:
             fused = any(group.get("fused") for group in optimizer.param_groups)
             # torch may change gradients while it steps; but a fused step, or one with a closure, makes them first
             closure = len(args) > 1 or kwargs.get("closure")  # the optimiser itself is the first argument
-            gradients = {} if fused or closure else self._account.gradients()
+            gradients = {} if fused or closure else self._account.gradients(stepped)
             layers = () if fused else stepped.layers
             recorded = (layer for layer in layers if layer.name in self._recorded)
             views = {layer.name: view_gradients(layer, self._steps_taken) for layer in recorded}
@@ -246,7 +246,7 @@ class Session:
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
                 idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
-            gradients = self._before.gradients or self._account.gradients()
+            gradients = self._before.gradients or self._account.gradients(stepped)
             accounts = self._account.take(gradients)
             idle |= {name for name, gradient in gradients.items() if gradient is None}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}

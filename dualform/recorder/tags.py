@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.recorder.layout import Layout
+from dualform.recorder.provenance.layout import Layout
 from dualform.store.schema import RESERVED
 
 Array = NDArray[Any]

@@ -113,11 +113,13 @@ class Chapter:
 
 
 def _stacked(tensor: Callable[[str], str], steps: Sequence[Mapping[str, Column]]) -> dict[str, Column]:
-    """Return what is kept of each step as one tensor by name, with a row a step."""
-    return {
-        tensor(name): Column([np.stack([of_step[name].blocks[0] for of_step in steps])], column.dtype)
-        for name, column in steps[0].items()
-    }
+    """Return what is kept of each step as one tensor by name, with a row a step; not what has changed its shape."""
+    stacked = {}
+    for name, column in steps[0].items():
+        rows = [of_step[name].blocks[0] for of_step in steps if name in of_step]
+        if len(rows) == len(steps) and len({(row.shape, row.dtype) for row in rows}) == 1:
+            stacked[tensor(name)] = Column([np.stack(rows)], column.dtype)
+    return stacked
 
 
 def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column]:

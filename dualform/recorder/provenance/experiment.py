@@ -21,12 +21,12 @@ from torch import Tensor
 
 from dualform.errors import RecordingError
 from dualform.recorder.layers import SEED
-from dualform.recorder.layout import SHARED, UNKNOWN, Batch, Form, Owners, forms
-from dualform.recorder.reading import OutputAxis, Reading, find_reading, main_input
-from dualform.recorder.rows import Agreement, agreement, origins, owners_of
-from dualform.recorder.signature import replace as replace_tensors
-from dualform.recorder.trial import LayerCall, Place, Subject, Trial, Unproven, attempt
-from dualform.recorder.untouched import untouched
+from dualform.recorder.provenance.layout import SHARED, UNKNOWN, Batch, Form, Owners, forms
+from dualform.recorder.provenance.reading import OutputAxis, Reading, find_reading, main_input
+from dualform.recorder.provenance.rows import Agreement, agreement, origins, owners_of
+from dualform.recorder.provenance.signature import replace as replace_tensors
+from dualform.recorder.provenance.trial import LayerCall, Place, Subject, Trial, Unproven, attempt
+from dualform.recorder.provenance.untouched import untouched
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 from dualform.errors import RecordingError
-from dualform.recorder.experiment import Findings, Found
-from dualform.recorder.layout import Batch, Form, Layout, Owners
-from dualform.recorder.signature import tensors
-from dualform.recorder.trial import Place
+from dualform.recorder.provenance.experiment import Findings, Found
+from dualform.recorder.provenance.layout import Batch, Form, Layout, Owners
+from dualform.recorder.provenance.signature import tensors
+from dualform.recorder.provenance.trial import Place
 
 _SIZES = 3  # for which forms have to be the same, to be taken for further ones; and for which nothing could be told
 

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.recorder.layers import SEED
-from dualform.recorder.layout import Batch, Form, Owners, forms
-from dualform.recorder.rows import Agreement, agreement, origins
-from dualform.recorder.signature import replace, tensors
-from dualform.recorder.trial import BatchOfOne, Subject, Trial, Unproven, attempt
+from dualform.recorder.provenance.layout import Batch, Form, Owners, forms
+from dualform.recorder.provenance.rows import Agreement, agreement, origins
+from dualform.recorder.provenance.signature import replace, tensors
+from dualform.recorder.provenance.trial import BatchOfOne, Subject, Trial, Unproven, attempt
 
 Shape = tuple[int, ...]
 Axes = tuple[int | None, ...]  # of each tensor among the arguments; None: it is the same for all examples

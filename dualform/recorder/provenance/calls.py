@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
-from dualform.recorder.known import Known
-from dualform.recorder.layout import Layout
+from dualform.recorder.provenance.known import Known
+from dualform.recorder.provenance.layout import Layout
+from dualform.recorder.provenance.trial import Arguments, Place
 from dualform.recorder.tags import Tags
-from dualform.recorder.trial import Arguments, Place
 
 NO_TAGS = Tags({})
 

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from dualform.kinds import OnErrors, OnKeys
 from dualform.recorder.layers import RecordedLayer
-from dualform.recorder.rows import powers
-from dualform.recorder.signature import Opaque, replace, tensors
+from dualform.recorder.provenance.rows import powers
+from dualform.recorder.provenance.signature import Opaque, replace, tensors
 
 Place = tuple[str, int]  # a layer, and the number of its call within the module's
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.recorder.layout import SHARED, Owners, ranks
+from dualform.recorder.provenance.layout import SHARED, Owners, ranks
 
 _TOLERANCE = 1e-3  # of the rms of all rows. Right readings are below 1e-6, wrong ones above 0.2
 _HALF_TOLERANCE = 5e-2

@@ -26,14 +26,14 @@ from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import RecordingError
 from dualform.kinds.hook import WHY_DISABLED, ModuleHook
-from dualform.recorder.calls import NO_TAGS, Call
-from dualform.recorder.experiment import Found, explore, explore_again
-from dualform.recorder.known import Known, Patterns
 from dualform.recorder.layers import RecordedLayer
-from dualform.recorder.rows import Agreement, agreement
-from dualform.recorder.signature import describe
+from dualform.recorder.provenance.calls import NO_TAGS, Call
+from dualform.recorder.provenance.experiment import Found, explore, explore_again
+from dualform.recorder.provenance.known import Known, Patterns
+from dualform.recorder.provenance.rows import Agreement, agreement
+from dualform.recorder.provenance.signature import describe
+from dualform.recorder.provenance.trial import BatchOfOne, Place, Subject, Unproven
 from dualform.recorder.tags import Tags
-from dualform.recorder.trial import BatchOfOne, Place, Subject, Unproven
 
 _MAX_SIGNATURES = 256  # are remembered
 _DEVICES = "cpu", "cuda"  # that autocast is for
