@@ -26,7 +26,7 @@ from dualform.store.schema import BUFFERS, STATE_BUFFERS, buffer_tensor, gradien
 
 @dataclass(frozen=True)
 class _State:
-    """A parameter between two steps, in float64."""
+    """A parameter between two steps, in the precision it was trained in, or float32 if that was lower."""
 
     weight: Tensor
     momentum: Tensor | float
@@ -100,7 +100,7 @@ def _distance(run: Run, parameter: Parameter, before: Shard, after: Shard) -> Di
         state = _step(parameter_rule(run, parameter), line, gradient, state)
     steps = after.info.last_step - before.info.last_step
     floor = rounding_of_weights(steps, end, torch.finfo(start.dtype).eps, state.decayed)
-    return distance(state.weight, start.double(), end, floor)
+    return distance(state.weight.double(), start.double(), end, floor)
 
 
 def _parameters(run: Run) -> list[Parameter]:
@@ -111,10 +111,12 @@ def _first(run: Run, snapshot: Shard, parameter: Parameter) -> _State:
     rule = parameter_rule(run, parameter)
     entries = {entry: optimizer_entry(snapshot, parameter, entry) for entry in rule.moments}
     momentum = optimizer_entry(snapshot, parameter, rule.momentum)
+    weight = stored_parameter(snapshot, parameter)
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     return _State(
-        stored_parameter(snapshot, parameter).double(),
-        0.0 if momentum is None else momentum.double(),
-        {entry: stored.double() for entry, stored in entries.items() if stored is not None},
+        weight.to(dtype),
+        0.0 if momentum is None else momentum.to(dtype),
+        {entry: stored.to(dtype) for entry, stored in entries.items() if stored is not None},
     )
 
 
@@ -128,11 +130,12 @@ def _steps(run: Run, parameter: Parameter, since: int, until: int) -> Iterator[t
         lines, gradients = shard[ledger_tensor(parameter.name)], stored_rows(shard, gradient_tensor(parameter.name))
         for (stepped, *line), gradient in zip(lines[: last - first], gradients[: last - first], strict=True):
             if stepped:
-                yield dict(zip(columns, line, strict=True)), gradient.double()
+                yield dict(zip(columns, line, strict=True)), gradient
 
 
 def _step(rule: Rule, line: Line, gradient: Tensor, before: _State) -> _State:
     """Take one step forwards."""
+    gradient = gradient.to(before.weight.dtype)
     with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
         g = float(rule.sign(line)) * gradient + float(rule.decay(line)) * before.weight
         moments = rule.advance(line, g, before.moments)

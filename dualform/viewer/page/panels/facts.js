@@ -85,7 +85,9 @@ export function certificatePanel(run) {
     const reason = all.find(({name}) => name === "certificate")?.failed;
     if (reason) words.textContent = reason;
     if (!certificate || table.childNodes.length) return;
-    if (Object.keys(certificate.layers ?? {}).length) table.replaceChildren(errorTable(certificate.layers));
+    const {layers = {}, accounted} = certificate;
+    const rows = accounted ? {...layers, "accounted for": accounted} : layers;
+    if (Object.keys(rows).length) table.replaceChildren(errorTable(rows));
     card.data(certificate);
     card.python(certificate.python);
   });
