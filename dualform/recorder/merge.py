@@ -65,8 +65,7 @@ class KeySums:
 
     def __init__(self, d_in: int) -> None:
         self._d_in = d_in
-        self._row: dict[Any, int] = {}  # of each value of the tag; None: of slots that have none
-        self._blank: Any = 0  # what stands for None in a column of such values
+        self._row: dict[Any, int] = {}  # of each value of the tag
         self._sums = torch.zeros(0, d_in)
         self._visits = np.zeros(0, dtype=np.int64)
 
@@ -74,8 +73,7 @@ class KeySums:
         return len(self._row)
 
     def add(self, keys: Tensor, tag: Array) -> None:
-        """Add keys (slots, d_in), given the tag's value for each; those without one are summed up together."""
-        self._blank = np.ma.getdata(tag).dtype.type().item()
+        """Add keys (slots, d_in), given the tag's value for each."""
         rows = np.array([self._row.setdefault(value, len(self._row)) for value in tag.tolist()], dtype=np.int64)
         missing = len(self._row) - len(self._sums)
         if missing > 0:
@@ -88,15 +86,14 @@ class KeySums:
         np.add.at(self._visits, rows, 1)
 
     def take(self, tag: str, dtype: str) -> Rows:
-        """Return the sums as rows, in order of the tag, None last, and start anew."""
-        untagged = np.array([value is None for value in self._row])
-        values = np.array([self._blank if value is None else value for value in self._row])
-        order = np.lexsort((values, untagged))
+        """Return the sums as rows, in order of the tag, and start anew."""
+        values = np.array(list(self._row))
+        order = np.argsort(values, kind="stable")
         sums = self._sums[torch.from_numpy(order)]
         keys, exponent = pack(sums, torch.empty(sums.shape, dtype=TORCH[dtype]))
         visits = self._visits[order]
         self._row, self._sums, self._visits = {}, torch.zeros(0, self._d_in), np.zeros(0, dtype=np.int64)
         return Rows(
             keys=keys.numpy(), key_exponent=exponent, values=None, value_exponent=None, factors=np.zeros(0),
-            tags={tag: np.ma.array(values, mask=untagged)[order]}, may_repeat=False, visits=visits,
+            tags={tag: values[order]}, may_repeat=False, visits=visits,
         )  # fmt: skip
