@@ -35,10 +35,12 @@ if TYPE_CHECKING:
     from dualform.nn import unfuse as unfuse
     from dualform.recorder import Recorder as Recorder
     from dualform.recorder import record as record
+    from dualform.store.coverage import Coverage as Coverage
     from dualform.table import Table as Table
 
 _HOME = {
     "Certificate": "dualform.dual.certificate",
+    "Coverage": "dualform.store.coverage",
     "DualformError": "dualform.errors",
     "GroupWeights": "dualform.dual.group_weights",
     "LayerSpotlight": "dualform.attention.spotlight",

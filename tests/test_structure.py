@@ -97,6 +97,7 @@ def test_tests_ask_through_public_names() -> None:
 def test_the_public_names() -> None:
     assert sorted(dualform.__all__) == [
         "Certificate",
+        "Coverage",
         "DualformError",
         "GroupWeights",
         "LayerSpotlight",
