@@ -16,7 +16,9 @@ QUICK = "not slow and not browser and not long"
 
 
 def main(arguments: list[str]) -> int:
-    tests, environment = ["pytest"], dict(os.environ)
+    # a file's tests share what it takes to make them ready, so that each file goes to one process
+    tests, environment = ["pytest", "-n", "auto", "--dist", "loadfile"], dict(os.environ)
+    environment.setdefault("OMP_NUM_THREADS", "1")  # the processes share the cores
     if "--quick" in arguments:
         arguments = [argument for argument in arguments if argument != "--quick"]
         tests += ["-m", QUICK]

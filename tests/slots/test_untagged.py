@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 import dualform
 from dualform.errors import UnknownName
-from dualform.recorder.merge import KeySums
 from tests.slots.untagged import LAYER, TABLE, TAGS, Written, groups, in_order, runs, written
 
 SOME: list[list[Any]] = [
@@ -147,18 +145,3 @@ def test_missing_values_print_and_are_null(some: Written) -> None:
     assert [row["id"] for row in table.where(colour=None).rows()] == [9, None]
     assert repr(table).splitlines()[-1].split() == ["None", "None", "2", "0", "1"]
     assert table.to_dict()["colour"][-1] is None
-
-
-def test_sums_of_keys_without_a_value_are_one_row() -> None:
-    sums, keys = KeySums(2), torch.arange(8.0).reshape(4, 2)
-    for values in (np.ma.array(["b", "a", "b", "x"], mask=[False, False, False, True]), np.array(["a"] * 4)):
-        sums.add(keys, values)
-    rows = sums.take("colour", "float32")
-    assert rows.tags["colour"].tolist() == ["a", "b", None]
-    assert rows.visits is not None
-    assert rows.visits.tolist() == [5, 2, 1]
-    assert_close(
-        rows.keys.astype(np.float64), torch.stack([keys.sum(0) + keys[1], keys[0] + keys[2], keys[3]]).double()
-    )
-    sums.add(keys, np.ma.array([1, 1, 1, 1], mask=True))
-    assert sums.take("id", "float32").tags["id"].tolist() == [None]
