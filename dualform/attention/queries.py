@@ -106,9 +106,9 @@ def call(model: nn.Module, inputs: Any) -> Any:
         return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
     except Exception as error:
         several = isinstance(inputs, Mapping | tuple)
-        for given in (inputs.values() if isinstance(inputs, Mapping) else inputs) if several else [inputs]:
-            if isinstance(given, np.ndarray | list):
-                kind = type(given).__name__
+        for argument in (inputs.values() if isinstance(inputs, Mapping) else inputs) if several else [inputs]:
+            if isinstance(argument, np.ndarray | list):
+                kind = type(argument).__name__
                 raise QueryError(f"the model cannot be called with {kind}: pass tensors, torch.as_tensor(x)") from error
         if inputs is None:
             raise QueryError("memory.attend(model, inputs) needs what to call the model with, got None") from error

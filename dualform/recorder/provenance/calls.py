@@ -1,7 +1,9 @@
 """Follow calls of a model, and choose the tags of each: those given before it, or right after it.
 
-call.layout(layer, number, leading)         # whose the rows of a layer are; None: to be read by their shape
-choose_tags(calls, step)
+    call.layout(layer, number, leading)         # whose the rows of a layer are; None: to be read by their shape
+    choose_tags(calls, step)
+
+A call is an outermost one: of the model, mostly, or of a part of it that somebody calls.
 """
 
 import sys
@@ -60,14 +62,14 @@ class Call:
             raise self.known.error
         if self.known is None or self.known.batch is None:
             return None
-        found = self.own.get(place) or self.known.layout(place, leading)
-        if found is None or place in self.trouble:
+        layout = self.own.get(place) or self.known.layout(place, leading)
+        if layout is None or place in self.trouble:
             why = self.trouble.get(place, "its rows are others than in the experiment")
             raise RecordingError(
                 f"layer {layer!r} got rows of shape {leading}, and whose they are depends on the data: {why}. Leave "
                 "the layer out with exclude=..., or have tags read by the shape of the rows with provenance=False"
             )
-        return found
+        return layout
 
     def forbid_moving(self) -> None:
         """Say what is in the way where rows move with the data, and the call that shows whose they are is past."""

@@ -30,7 +30,7 @@ from dualform.recorder.provenance.untouched import untouched
 
 
 @dataclass(frozen=True)
-class Found:
+class Finding:
     """Whose the rows of one call of a layer are."""
 
     leading: tuple[int, ...]
@@ -46,7 +46,7 @@ class Findings:
 
     batch: Batch
     outputs: Sequence[OutputAxis]
-    layers: Mapping[Place, Found]
+    layers: Mapping[Place, Finding]
 
 
 def explore(subject: Subject, expected: int | None) -> Findings:
@@ -65,23 +65,23 @@ def explore(subject: Subject, expected: int | None) -> Findings:
         first = attempt(subject)
         reading = find_reading(subject, first, main)
         owners = _owners(subject, first, reading)
-        found = {
+        findings = {
             place: _settle(call, owners[place], reading.permuted.calls.get(place), reading)
             for place, call in first.calls.items()
         }
-        doubtful = [place for place, of_place in found.items() if of_place.moves and of_place.forms]
+        doubtful = [place for place, of_place in findings.items() if of_place.moves and of_place.forms]
         if doubtful and not reading.evidence.sure:
             raise Unproven("outputs hardly differ between examples, and keys do not tell more")
         if doubtful:
             again = _owners(subject, reading.permuted, reading)
             for place in doubtful:
-                _check(found[place], again[place], place[0], reading)
+                _check(findings[place], again[place], place[0], reading)
         reading = replace(reading, permuted=Trial([], {}))  # lets go of its graph
-        found = _with_other_data(subject, reading, found)
-    return Findings(reading.batch, reading.outputs, found)
+        findings = _with_other_data(subject, reading, findings)
+    return Findings(reading.batch, reading.outputs, findings)
 
 
-def _with_other_data(subject: Subject, reading: Reading, found: Mapping[Place, Found]) -> dict[Place, Found]:
+def _with_other_data(subject: Subject, reading: Reading, findings: Mapping[Place, Finding]) -> dict[Place, Finding]:
     """See which rows are somebody else's when numbers change places: those move with the data.
 
     An expert may have got a row of each example by chance.
@@ -90,9 +90,9 @@ def _with_other_data(subject: Subject, reading: Reading, found: Mapping[Place, F
         trial = attempt(subject, _shuffled)
         owners = _owners(subject, trial, reading)
     except Unproven:  # not all numbers can be anywhere
-        return dict(found)
-    moved = {place[0] for place, call in trial.calls.items() if place not in found and call.errors is not None}
-    for place, of_place in found.items():
+        return dict(findings)
+    moved = {place[0] for place, call in trial.calls.items() if place not in findings and call.errors is not None}
+    for place, of_place in findings.items():
         call = trial.calls.get(place)
         if call is None or call.leading != of_place.leading:
             moved.add(place[0])
@@ -100,7 +100,7 @@ def _with_other_data(subject: Subject, reading: Reading, found: Mapping[Place, F
             both = (owners[place] >= 0) & (of_place.owners >= 0)
             moved |= {place[0]} if (owners[place] != of_place.owners)[both].any() else set()
     return {
-        place: replace(of_place, moves=True) if place[0] in moved else of_place for place, of_place in found.items()
+        place: replace(of_place, moves=True) if place[0] in moved else of_place for place, of_place in findings.items()
     }
 
 
@@ -114,7 +114,7 @@ def _shuffled(arguments: Any) -> Any:
     return replace_tensors(arguments, shuffle)
 
 
-def explore_again(subject: Subject, findings: Findings) -> dict[Place, tuple[Found, Tensor]]:
+def explore_again(subject: Subject, findings: Findings) -> dict[Place, tuple[Finding, Tensor]]:
     """Find out whose rows are in one call, in its own mode and with its random state; returns their keys, too."""
     with untouched(subject.module, evaluating=False):
         trial = attempt(subject)
@@ -162,13 +162,13 @@ def _by_errors(call: LayerCall, batch: int) -> Owners:
     return owners_of(call.digits, call.base, batch)
 
 
-def _known(call: LayerCall, owners: Owners, moves: bool) -> Found:
+def _known(call: LayerCall, owners: Owners, moves: bool) -> Finding:
     """Return what errors alone say; the other rows are taken for shared."""
     unknown = owners == UNKNOWN
-    return Found(call.leading, np.where(unknown, SHARED, owners), moves=moves, incomplete=bool(unknown.any()))
+    return Finding(call.leading, np.where(unknown, SHARED, owners), moves=moves, incomplete=bool(unknown.any()))
 
 
-def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: Reading) -> Found:
+def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: Reading) -> Finding:
     """Fill in rows without an error by a form that fits the others, and see whether keys agree with it."""
     if other is None or other.leading != call.leading:
         return _known(call, owners, moves=True)
@@ -191,7 +191,7 @@ def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: R
     same = best[0] if best else next(iter(fitting.values()))
     # Keys that stay where they are may be shared, or may all be one example's
     guessed = bool(not known.any() and (same[0][1] == SHARED).all())
-    return Found(call.leading, same[0][1], frozenset(form for form, _ in same), not best, incomplete=guessed)
+    return Finding(call.leading, same[0][1], frozenset(form for form, _ in same), not best, incomplete=guessed)
 
 
 def _agreement(call: LayerCall, other: LayerCall, owners: Owners, reading: Reading) -> Agreement:
@@ -205,12 +205,12 @@ def _agreement(call: LayerCall, other: LayerCall, owners: Owners, reading: Readi
     return Agreement.MAYBE if stayed is not Agreement.NO or call.errors is not None else Agreement.NO
 
 
-def _check(found: Found, again: Owners, layer: str, reading: Reading) -> None:
+def _check(finding: Finding, again: Owners, layer: str, reading: Reading) -> None:
     """Raise if rows follow the same form when examples are permuted, but their keys do not."""
     known = again != UNKNOWN
-    if known.any() and (again[known] == found.owners[known]).all():
+    if known.any() and (again[known] == finding.owners[known]).all():
         raise RecordingError(
-            f"layer {layer!r} has rows of shape {found.leading}, from a batch of {reading.batch.size}, whose errors "
+            f"layer {layer!r} has rows of shape {finding.leading}, from a batch of {reading.batch.size}, whose errors "
             "belong to other examples than their keys do: no tag can be right for both. Leave the layer out with "
             "exclude=..., or have tags read by the shape of the rows with provenance=False"
         )

@@ -28,7 +28,7 @@ from dualform.errors import RecordingError
 from dualform.kinds.hook import WHY_DISABLED, ModuleHook
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.provenance.calls import NO_TAGS, Call
-from dualform.recorder.provenance.experiment import Found, explore, explore_again
+from dualform.recorder.provenance.experiment import Finding, explore, explore_again
 from dualform.recorder.provenance.known import Known, Patterns
 from dualform.recorder.provenance.rows import Agreement, agreement
 from dualform.recorder.provenance.signature import describe
@@ -184,8 +184,8 @@ class Provenance:
         if not calls:
             return None
         call, number = calls[-1]  # the way back begins at the end
-        known = {one.known and one.known.layout((layer, n), leading) for one, n in calls}
-        if len({id(one.early) for one, _ in calls}) > 1 or len(known - {None}) > 1:
+        known = {maybe.known and maybe.known.layout((layer, n), leading) for maybe, n in calls}
+        if len({id(maybe.early) for maybe, _ in calls}) > 1 or len(known - {None}) > 1:
             call.trouble[layer, number] = "a checkpoint made it again for one of several calls"
         call.deferred.remove((layer, number))
         return call, number
@@ -220,12 +220,12 @@ class Provenance:
         except RecordingError as error:
             return Known(error=error)
         self._patterns.add(_pattern(call), findings)
-        for (layer, _), found in findings.layers.items():
-            self._note_gaps(layer, found)
+        for (layer, _), finding in findings.layers.items():
+            self._note_gaps(layer, finding)
         return Known.of(findings)
 
-    def _note_gaps(self, layer: str, found: Found) -> None:
-        if found.incomplete:
+    def _note_gaps(self, layer: str, finding: Finding) -> None:
+        if finding.incomplete:
             self._note(
                 f"layer {layer!r}: some rows have no tags, since nothing showed whose they are (no output that is laid "
                 "out by examples depends on them)"
@@ -241,13 +241,13 @@ class Provenance:
         self._move(known, {layer for layer, _ in after}, expected)
         try:
             with self._silence():
-                found = explore_again(self._subject(call), known.findings) if known.findings else {}
+                looked_up = explore_again(self._subject(call), known.findings) if known.findings else {}
         except Unproven as unproven:
-            found, reason = {}, str(unproven)
+            looked_up, reason = {}, str(unproven)
         self._move(
-            known, {place[0] for place, (again, _) in found.items() if known.contradicts(place, again)}, expected
+            known, {place[0] for place, (again, _) in looked_up.items() if known.contradicts(place, again)}, expected
         )
-        for place, (again, keys) in found.items():
+        for place, (again, keys) in looked_up.items():
             if place[0] in known.moving and (place not in after or _same(after[place], keys)):
                 call.own[place] = known.as_layout(again.leading, again.owners)
                 call.own_keys[place] = keys

@@ -1,7 +1,9 @@
 """Keep what experiments found out: for each signature, and forms that hold for calls of all sizes.
 
-known = Known.of(findings)
-known.layout(("fc", 0), (32,))          # whose the rows of the first call of a layer are
+    known = Known.of(findings)
+    known.layout(("fc", 0), (32,))          # whose the rows of the first call of a layer are
+
+Batches of ever new lengths must not cost an experiment each.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +13,7 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 from dualform.errors import RecordingError
-from dualform.recorder.provenance.experiment import Findings, Found
+from dualform.recorder.provenance.experiment import Finding, Findings
 from dualform.recorder.provenance.layout import Batch, Form, Layout, Owners
 from dualform.recorder.provenance.signature import tensors
 from dualform.recorder.provenance.trial import Place
@@ -34,7 +36,7 @@ class Known:
 
     @classmethod
     def of(cls, findings: Findings) -> "Known":
-        moving = {layer for (layer, _), found in findings.layers.items() if found.moves}
+        moving = {layer for (layer, _), finding in findings.layers.items() if finding.moves}
         return cls(findings, batch=findings.batch, moving=moving)
 
     def layout(self, place: Place, leading: tuple[int, ...]) -> Layout | None:
@@ -47,7 +49,7 @@ class Known:
             self.layouts[key] = None if owners is None else self.as_layout(leading, owners)
         return self.layouts[key]
 
-    def contradicts(self, place: Place, again: Found) -> bool:
+    def contradicts(self, place: Place, again: Finding) -> bool:
         """Return whether rows that are not known to move are somebody else's in another call."""
         before = self.layout(place, again.leading)
         if before is None:
@@ -57,8 +59,8 @@ class Known:
 
     def had_owners(self, place: Place) -> bool:
         """Return whether rows of a layer's call were single examples', in evaluation mode."""
-        found = self.findings.layers.get(place) if self.findings else None
-        return found is not None and bool((found.owners >= 0).any())
+        finding = self.findings.layers.get(place) if self.findings else None
+        return finding is not None and bool((finding.owners >= 0).any())
 
     def as_layout(self, leading: tuple[int, ...], owners: Owners) -> Layout:
         """Return a layout: the same one for layers with the same rows, so that tags are spread over them once."""
@@ -68,8 +70,8 @@ class Known:
     def _owners(self, place: Place, leading: tuple[int, ...]) -> Owners | None:
         assert self.batch is not None
         if self.findings is not None:
-            found = self.findings.layers.get(place)
-            return found.owners if found is not None and found.leading == leading else None
+            finding = self.findings.layers.get(place)
+            return finding.owners if finding is not None and finding.leading == leading else None
         filled = [form.owners(leading, self.batch.size) for form in self.forms.get(place[0], ())]
         first = next((owners for owners in filled if owners is not None), None)
         agreed = first is not None and all(owners is None or (owners == first).all() for owners in filled)
@@ -95,12 +97,12 @@ class Patterns:
         findings = self._findings.get(pattern, [])
         if not findings and self._failures[pattern] >= _SIZES:
             return Known()
-        if len(findings) < _SIZES or any(found.moves for one in findings for found in one.layers.values()):
+        if len(findings) < _SIZES or any(finding.moves for of_size in findings for finding in of_size.layers.values()):
             return None
         forms: dict[str, frozenset[Form]] = {}
-        for (layer, _), found in (item for one in findings for item in one.layers.items()):
-            forms[layer] = forms.get(layer, found.forms) & found.forms
-        batch = _batch([one.batch for one in findings], arguments)
+        for (layer, _), finding in (item for of_size in findings for item in of_size.layers.items()):
+            forms[layer] = forms.get(layer, finding.forms) & finding.forms
+        batch = _batch([of_size.batch for of_size in findings], arguments)
         if batch is None or not all(forms.values()) or expected not in (None, batch.size):
             return None
         return Known(forms=forms, batch=batch)

@@ -92,14 +92,14 @@ def find_reading(subject: Subject, first: Trial, main: MainInput) -> Reading:
     """Return which axis is the batch; raises Unproven if none can be told."""
     if not any(output.dim() for output in first.outputs):
         raise Unproven("the model returns no tensor that is laid out by examples (a loss only?)")
-    found = [reading for axis in main.axes if (reading := _of_axis(subject, first, main, axis)) is not None]
-    found = [reading for reading in found if reading.evidence.sure or len(main.axes) == 1]
-    found.sort(key=lambda reading: reading.evidence, reverse=True)  # stable: the first axis goes first
-    if not found:
+    readings = [reading for axis in main.axes if (reading := _of_axis(subject, first, main, axis)) is not None]
+    readings = [reading for reading in readings if reading.evidence.sure or len(main.axes) == 1]
+    readings.sort(key=lambda reading: reading.evidence, reverse=True)  # stable: the first axis goes first
+    if not readings:
         again = attempt(subject).outputs
         same = len(again) == len(first.outputs) and all(map(torch.equal, first.outputs, again))
         raise Unproven("no output shows which axis is the batch" if same else "two equal calls in evaluation differ")
-    best, *others = found
+    best, *others = readings
     either = any(other.evidence.strict and other.batch.size == best.batch.size for other in others)
     return replace_field(best, batch=replace_field(best.batch, either=either))
 
@@ -172,25 +172,25 @@ def _permuted_outputs(
     """
     if [tensor.shape for tensor in before] != [tensor.shape for tensor in after]:
         return [], Evidence(False, False, False)
-    found, sure, strict, complete = [], False, True, True
+    axes_of_outputs, sure, strict, complete = [], False, True, True
     for number, (one, other) in enumerate(zip(before, after, strict=True)):
         one, other = one.detach(), other.detach()
         axes = _permuted_axes(number, one, other, order)
         certain = [axis for axis, verdict in axes if verdict is Agreement.YES]
         possible = [axis for axis, _ in axes if len(axes) == 1 or axis.axis == usual]
         if certain or possible:
-            found.append((certain or possible)[0])
+            axes_of_outputs.append((certain or possible)[0])
             sure |= bool(certain)
         elif not axes and len(order) in one.shape:
             stayed = _stayed(one, other)
             complete &= not stayed
             strict &= stayed or _crossed(one, other, order)
-    return found, Evidence(sure, strict, complete)
+    return axes_of_outputs, Evidence(sure, strict, complete)
 
 
 def _permuted_axes(number: int, before: Tensor, after: Tensor, order: Owners) -> list[tuple[OutputAxis, Agreement]]:
     """Return the axes along which an output may be permuted."""
-    found: list[tuple[OutputAxis, Agreement]] = []
+    permuted: list[tuple[OutputAxis, Agreement]] = []
     for axis, size in enumerate(before.shape):
         if size % len(order) or (size > len(order) and axis > 1):
             continue
@@ -199,9 +199,9 @@ def _permuted_axes(number: int, before: Tensor, after: Tensor, order: Owners) ->
             origin = origins(owners, order) if form.name in ("axis", "blocks", "cycle") else None
             verdict = Agreement.NO if origin is None else agreement(one, other, origin)
             if verdict is not Agreement.NO:
-                found.append((OutputAxis(number, axis, form), verdict))
+                permuted.append((OutputAxis(number, axis, form), verdict))
                 break  # the forms that follow say the same, or fit by chance
-    return found
+    return permuted
 
 
 def _stayed(before: Tensor, after: Tensor) -> bool:

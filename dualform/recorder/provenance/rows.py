@@ -38,9 +38,9 @@ def powers(first: Tensor, scaled: Tensor, most: int) -> NDArray[np.int64]:
     ratio = scaled.gather(1, largest).double() / first.gather(1, largest).double()  # (rows, 1)
     power = ratio.log2().round().nan_to_num(-1.0, -1.0, -1.0).clamp(-1, most + 1)
     exact = (scaled == first * torch.exp2(power).to(first.dtype)).all(dim=1, keepdim=True)
-    found = torch.where(exact & (power >= 0) & (power <= most), power, NOT_ONE_POWER)
+    shown = torch.where(exact & (power >= 0) & (power <= most), power, NOT_ONE_POWER)
     nothing = ~(first.any(dim=1, keepdim=True) | scaled.any(dim=1, keepdim=True))
-    return _array(torch.where(nothing, NO_ERROR, found)[:, 0].long())
+    return _array(torch.where(nothing, NO_ERROR, shown)[:, 0].long())
 
 
 def origins(owners: Owners, order: Owners) -> Owners | None:
@@ -54,9 +54,9 @@ def origins(owners: Owners, order: Owners) -> Owners | None:
         return np.arange(len(owners))
     places = np.full((len(order), int(rank[owned].max()) + 1), -1)
     places[owners[owned], rank[owned]] = np.flatnonzero(owned)
-    found = np.arange(len(owners))
-    found[owned] = places[order[owners[owned]], rank[owned]]
-    return None if (found < 0).any() else found
+    origin = np.arange(len(owners))
+    origin[owned] = places[order[owners[owned]], rank[owned]]
+    return None if (origin < 0).any() else origin
 
 
 def agreement(before: Tensor, after: Tensor, origin: Owners, checked: NDArray[np.bool_] | None = None) -> Agreement:

@@ -1,7 +1,9 @@
 """Call a module once more, and note what goes through its recorded layers.
 
-trial = attempt(Subject(model, layers, (args, kwargs)))
-trial.outputs, trial.calls["fc", 0].keys
+    trial = attempt(Subject(model, layers, (args, kwargs)))
+    trial.outputs, trial.calls["fc", 0].keys
+
+What is made of it is up to reading.py and experiment.py.
 """
 
 from collections import Counter

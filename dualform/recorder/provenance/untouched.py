@@ -1,7 +1,9 @@
 """Call a user's module without leaving a trace: modes, buffers, random state and gradients are as they were.
 
-with untouched(model, evaluating=True):
-    model(inputs)
+    with untouched(model, evaluating=True):
+        model(inputs)
+
+Hooks of the user's own are called all the same.
 """
 
 import random
