@@ -1,8 +1,10 @@
 """Copy the state of a run: what is trained and what changes each time, what is constant once.
 
-snapshots = Snapshots(model, optimizers)
-snapshots.whole()               # every parameter and buffer, and the optimisers' tensors
-snapshots.changed()             # the same, without what has not changed since the last one: a frozen base, masks
+    snapshots = Snapshots(model, optimizers)
+    snapshots.whole()               # every parameter and buffer, and the optimisers' tensors
+    snapshots.changed()             # the same, without what has not changed since the last one: a frozen base, masks
+
+A tied tensor goes by its first name.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
