@@ -88,7 +88,7 @@ class OpenDirectory:
         self.flush()
 
     def names(self) -> set[str]:
-        return {*os.listdir(self.path if self._handle is None else self._handle)}  # noqa: PTH208: Path has no handles
+        return {*os.listdir(self.path if self._handle is None else self._handle)}  # noqa: PTH208 (a Path has no handle)
 
     def flush(self) -> None:
         """Flush it, so that what was created, renamed or removed in it survives a power cut."""

@@ -19,8 +19,9 @@ _MAX_DEPTH = 100  # of nested lists; Python's own limit is at several hundred, a
 def parse(text: str | bytes) -> Any:
     """Return the content of a JSON text."""
     content = json.loads(text, object_pairs_hook=_unique_keys, parse_int=_whole_number)
-    level = [content]
-    for _ in range(_MAX_DEPTH):
+    level, depth = [content], 0
+    while level and depth < _MAX_DEPTH:
+        depth += 1
         parents = [node.values() if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)]
         level = [child for children in parents for child in children]
     if level:

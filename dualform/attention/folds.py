@@ -88,6 +88,7 @@ class TopFold:
         # A later slot enters only by beating the k-th score so far, so ties go to the earlier slot.
         self._bar = torch.full((queries, self._groups), -torch.inf, dtype=torch.float64)
         self._waiting: list[tuple[Array, Array, Array]] = []  # since the bars were raised last
+        self._waiting_count = 0
 
     def add(self, block: Block) -> None:
         codes = self._grouping.codes(block)
@@ -95,13 +96,14 @@ class TopFold:
         bars = self._bar.to(weights.dtype).mT[torch.from_numpy(codes)]  # (slots, queries)
         row, query = (index.numpy() for index in torch.nonzero(weights > bars, as_tuple=True))
         self._waiting.append((query * self._groups + codes[row], block.slots[row], weights[row, query].numpy()))
-        if sum(len(cell) for cell, _, _ in self._waiting) > max(len(self._cell), _MIN_WAITING):
+        self._waiting_count += len(row)
+        if self._waiting_count > max(len(self._cell), _MIN_WAITING):
             self._sort_in()
 
     def _sort_in(self) -> None:
         candidates = [(self._cell, self._slot, self._score), *self._waiting]
         cell, slot, score = (np.concatenate(column) for column in zip(*candidates, strict=True))
-        self._waiting = []
+        self._waiting, self._waiting_count = [], 0
         kept = best_of_cells(cell, slot, score, self._k)
         self._cell, self._slot, self._score = cell[kept], slot[kept], score[kept]
         last = np.append(self._cell[1:] != self._cell[:-1], True)

@@ -5,6 +5,7 @@ run and for each chapter. Both sides are multiplied by random vectors: that take
 and estimates the relative error of the change, |dual - primal| / |W_T - W_0| in the Frobenius norm.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -100,11 +101,12 @@ class _ProbedSum:
 
 
 class CertifyFold:
-    """Sums up what a layer's slots have added in each span, times vectors."""
+    """Sums up what a layer's slots have added in each span, times vectors: of the whole run, then of its chapters."""
 
     def __init__(self, layer: Layer, spans: Sequence[_Span], vectors: Mapping[Use, Tensor]) -> None:
         self._uses = layer.trained
         self._spans = [(span.steps, span.of) for span in spans]  # without shards: they would travel with the fold
+        self._starts = [span.steps.start for span in spans[1:]]
         self._vectors = {use: vectors[use] for use in layer.trained}
         shapes = {use: (layer.d_out, vectors[use].shape[1]) for use in layer.trained}
         self._sums = [
@@ -114,7 +116,8 @@ class CertifyFold:
     def add(self, block: Block) -> None:
         step, values = int(block.steps[0]), block.values.double()
         sizes = values.norm(dim=1)
-        covering = [(of, sums) for (steps, of), sums in zip(self._spans, self._sums, strict=True) if step in steps]
+        likely = {0, bisect_right(self._starts, step)}  # the whole run, and the last chapter that has begun by then
+        covering = [(self._spans[i][1], self._sums[i]) for i in sorted(likely) if step in self._spans[i][0]]
         for use in self._uses:
             signals = block.keys.of(use).pair(self._vectors[use].mT).mT  # (slots, probes)
             for of, sums in covering:
