@@ -30,6 +30,8 @@ class Tags:
                 raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
             if not name.isprintable():
                 raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
+            if "/" in name:  # which parts the names of layers from those of tags
+                raise RecordingError(f"a tag cannot be called {name!r}: leave out the slash")
             array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
             kind = _KINDS.get(array.dtype.kind)
             if kind is None:
