@@ -274,7 +274,7 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
-def _report(result: Result) -> str:
+def report(result: Result) -> str:
     n = result.counts
     lines = [
         f"{n.kills} of {result.asked} kills of runs of {result.steps} steps, and {n.early} before a run began",
@@ -302,7 +302,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document instead of a table")
     options = parser.parse_args()
     result = crash(options.kills, options.seed)
-    print(json.dumps({**asdict(result), "ok": result.ok}, indent=1) if options.json else _report(result))
+    print(json.dumps({**asdict(result), "ok": result.ok}, indent=1) if options.json else report(result))
     sys.exit(0 if result.ok else 1)
 
 

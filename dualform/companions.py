@@ -6,6 +6,7 @@
 A run itself may name only code of this package and files in its own directory.
 """
 
+import os
 import sys
 from importlib import import_module
 from os.path import realpath
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dualform.memory import Memory
+
+_MAX_HOLE_BYTES = 64 << 20
 
 # Models that a run itself may name: those of this package's experiments.
 TRUSTED_MODELS = (
@@ -40,11 +43,20 @@ def own_model(memory: "Memory") -> str:
 
 
 def make_own(memory: "Memory") -> "nn.Module":
-    """Make the model that a run names, with the arguments that the run holds."""
+    """Make the model that a run names, with the arguments that the run holds.
+
+    It is made without memory first: what a run says may not cost more than the parameters that it holds.
+    """
+    import torch
+
     arguments = memory.about.get("arguments", {})
     if not isinstance(arguments, dict) or not all(isinstance(size, int | float) for size in arguments.values()):
         raise QueryError("the arguments of the run's model are not all numbers; pass --model PACKAGE:FACTORY")
-    return make(own_model(memory), arguments)
+    named = own_model(memory)
+    with torch.device("meta"):
+        outline = make(named, arguments)
+    memory.check_model(outline)
+    return make(named, arguments)
 
 
 def own_inputs(memory: "Memory") -> Path:
@@ -69,7 +81,15 @@ def own_file(memory: "Memory", what: str, instead: str) -> Path:
     inside = allowed and Path(realpath(path)).is_relative_to(realpath(memory.path))
     if name in ("", ".", "..") or not inside or (path.exists() and not path.is_file()):
         raise QueryError(f"the run names {name!r} as its {what}, which is no file of its own: {instead}")
+    if path.exists() and _mostly_holes(path.stat()):
+        raise QueryError(f"the run names {name!r} as its {what}, which is mostly holes, and no data: {instead}")
     return path
+
+
+def _mostly_holes(file: os.stat_result) -> bool:
+    """Return whether a file says it is far longer than what the disk holds of it, be it compressed."""
+    held: int = 512 * getattr(file, "st_blocks", file.st_size)
+    return file.st_size > max(_MAX_HOLE_BYTES, 100 * held)
 
 
 def importable(named: str) -> str:

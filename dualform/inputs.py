@@ -130,4 +130,6 @@ def read_inputs(path: Path) -> Inputs:
         raise QueryError(f"cannot read {path}: {error}") from error
     if not rows.inputs.dim():
         raise QueryError(f"{path} holds a single number; expected an array with a row for each input")
+    if len(rows) and not rows.inputs.numel():
+        raise QueryError(f"{path} holds {len(rows):,} inputs without a number; expected some for each input")
     return rows

@@ -27,7 +27,7 @@ from dualform.dual.account import certify as certify_accounted
 from dualform.dual.certificate import Certificate, verify
 from dualform.dual.coefficients import Ledger
 from dualform.dual.group_weights import GroupWeights, check_memory, groups_of
-from dualform.dual.models import assembled
+from dualform.dual.models import assembled, check_fits
 from dualform.dual.rebuilt import named_parameters
 from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
@@ -279,6 +279,10 @@ class Memory:
         if self.note:
             warnings.warn(self.note, stacklevel=2)
         return self._assemble(model, parameters)
+
+    def check_model(self, model: nn.Module) -> None:
+        """Raise unless a model, which may be on the meta device, has the layers, names and shapes of this run."""
+        check_fits(self._run, self._snapshot, model)
 
     def _assemble(self, model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
         """Copy a model, with these parameters, and with everything else as it was when the view ends."""

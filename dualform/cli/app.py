@@ -6,6 +6,8 @@
 A new module of commands is imported in `dualform/cli/__init__.py`.
 """
 
+import codecs
+import io
 import sys
 import warnings
 from pathlib import Path
@@ -17,9 +19,20 @@ from typer.core import TyperGroup
 from dualform import __version__
 from dualform.errors import DualformError
 
+_IN_ASCII = "dualform"  # name of the way to handle what cannot be encoded
+_DRAWN = dict(zip("█░▀▄─━╸╺│…–×·", "#-'.----|.-x.", strict=True)) | dict.fromkeys("⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", "*")
+
 
 class _Commands(TyperGroup):
     """Shows an error of the user as one line, and ends with an exit code."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run a command, on any terminal: what its encoding does not have is drawn in ASCII, or escaped."""
+        codecs.register_error(_IN_ASCII, _in_ascii)
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors=_IN_ASCII)
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -36,6 +49,14 @@ class _Commands(TyperGroup):
             _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
         except KeyboardInterrupt:
             _fail("interrupted", 130)
+
+
+def _in_ascii(error: UnicodeError) -> tuple[str, int]:
+    """Replace what an encoding does not have: bars and pictures by signs that look alike, names by their escapes."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    missing = error.object[error.start : error.end]
+    return "".join(_DRAWN.get(sign) or sign.encode("ascii", "backslashreplace").decode() for sign in missing), error.end
 
 
 def _fail(reason: str, code: int) -> None:

@@ -15,7 +15,7 @@ from dualform.store.schema import STATE_BUFFERS, STATE_PARAMETERS
 
 def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[str, Tensor]) -> nn.Module:
     """Copy a model, with these parameters, and all others and the buffers from a snapshot."""
-    match_modules(model, run.layers)
+    check_fits(run, snapshot, model)
     state = {}
     for prefix in (STATE_PARAMETERS, STATE_BUFFERS):
         for name in snapshot.snapshot_names(prefix):
@@ -24,11 +24,18 @@ def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[s
     result = copy.deepcopy(model)
     with torch.no_grad():
         for name, tensor in [*result.named_parameters(), *result.named_buffers()]:
-            stored = state.get(clean_name(name))
-            if stored is None:
-                raise QueryError(f"the model has {clean_name(name)!r}, which the run does not know")
-            if stored.shape != tensor.shape:
-                shapes = f"{tuple(tensor.shape)}, in the run {tuple(stored.shape)}"
-                raise QueryError(f"the model's {clean_name(name)!r} has shape {shapes}")
-            tensor.copy_(stored)
+            tensor.copy_(state[clean_name(name)])
     return result
+
+
+def check_fits(run: Run, snapshot: Shard, model: nn.Module) -> None:
+    """Raise unless a model has the recorded layers, and each of its tensors is in a snapshot, in its shape."""
+    match_modules(model, run.layers)
+    for prefix, tensors in (STATE_PARAMETERS, model.named_parameters()), (STATE_BUFFERS, model.named_buffers()):
+        stored = {*snapshot.snapshot_names(prefix)}
+        for name, tensor in ((clean_name(name), tensor) for name, tensor in tensors):
+            if f"{prefix}{name}" not in stored:
+                raise QueryError(f"the model has {name!r}, which the run does not know")
+            shape = stored_tensor(snapshot, f"{prefix}{name}").shape
+            if shape != tensor.shape:
+                raise QueryError(f"the model's {name!r} has shape {tuple(tensor.shape)}, in the run {tuple(shape)}")

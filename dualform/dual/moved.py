@@ -24,7 +24,7 @@ def moved_parameters(run: Run) -> dict[str, float]:
 
 def _stepped(run: Run) -> set[str]:
     """Return the parameters of the optimisers that were stepped, as far as the ledger tells."""
-    others = [other.parameter for other in run.manifest.others]
+    others = {other.parameter: None for other in run.manifest.others}  # a set that keeps their order
     parameters = [parameter for parameter in (*run.manifest.parameters, *others) if parameter.trained]
     in_ledger = [p for p in parameters if p not in others or p.name in run.accounted]
     idle = {p.optimizer for p in in_ledger} - {p.optimizer for p in in_ledger if run.ledger(p.name)[:, :1].any()}

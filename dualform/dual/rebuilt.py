@@ -29,9 +29,8 @@ class Rebuilt:
 
 def sharing(manifest: Manifest, layer: Layer) -> list[Layer]:
     """Return the layers that use a trained parameter of this one, itself first: alone, unless weights are tied."""
-    own = {use.parameter for use in layer.trained}
-    users = [user for user in manifest.layers if own & {use.parameter for use in user.trained}]
-    return [layer, *(user for user in users if user != layer)]
+    users = {user.name: user for use in layer.trained for user in manifest.users[use.parameter]}
+    return [layer, *(user for user in users.values() if user != layer)]
 
 
 def over_all_uses(

@@ -150,9 +150,11 @@ def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
     common = next(candidates, None)
     if common is not None:
         return dict.fromkeys(equations, common)
-    layers = {e.layer for e in equations}
-    if len(layers) > 1:
-        parts = [_simplest([e for e in equations if e.layer == layer]) for layer in sorted(layers)]
+    by_layer: dict[str, list[_Equation]] = {}
+    for equation in equations:
+        by_layer.setdefault(equation.layer, []).append(equation)
+    if len(by_layer) > 1:
+        parts = [_simplest(by_layer[layer]) for layer in sorted(by_layer)]
     else:
         parts = [_simplest([e]) for e in equations] if len(equations) > 1 else []
     return {e: factors for part in parts for e, factors in part.items()}

@@ -60,8 +60,10 @@ def choose_layers(
     owners = owners_of(model, optimizers)
     known = {candidate.name: candidate for candidate in candidates(model)}
     named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
-    wanted = [name for name in known if name not in excluded and any(name in names for names in named.values())]
-    reasons = {name: _obstacle(model, known[name], owners, storage) for name in wanted}
+    fitting = {name for names in named.values() for name in names} - excluded
+    wanted = [name for name in known if name in fitting]
+    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
+    reasons = {name: _obstacle(known[name], owners, uses, storage) for name in wanted}
     for name in wanted:
         if name in named and reasons[name]:
             raise RecordingError(f"layer {name!r} cannot be recorded: {reasons[name]}")
@@ -107,8 +109,8 @@ def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, in
     return owners
 
 
-def _obstacle(model: nn.Module, candidate: Candidate, owners: dict[int, int], storage: Storage) -> str | None:
-    """Return why a layer cannot be recorded exactly; None if it can."""
+def _obstacle(candidate: Candidate, owners: dict[int, int], uses: Counter[int], storage: Storage) -> str | None:
+    """Return why a layer cannot be recorded exactly; None if it can. `uses` counts the modules of each parameter."""
     if storage.merge and not candidate.kind.vectors:
         return "its keys are indices, and a merged memory sums up keys of numbers only"
     if candidate.obstacle is not None:
@@ -125,7 +127,6 @@ def _obstacle(model: nn.Module, candidate: Candidate, owners: dict[int, int], st
         return FROZEN
     if id(weight) not in owners:
         return "its weight is not in the optimiser"
-    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
     if any(uses[id(parameter)] > 1 for parameter in parameters.values()):
         return "its weight is tied to another module's"
     if any(owners.get(id(parameter), owners[id(weight)]) != owners[id(weight)] for parameter in parameters.values()):

@@ -25,7 +25,7 @@ from dualform.errors import RecordingError
 from dualform.kinds import candidates
 from dualform.recorder.budget import within_budget
 from dualform.recorder.layers import Names, RecordedLayer, choose_layers, owners_of
-from dualform.recorder.rest import other_parameters, skipped_modules
+from dualform.recorder.rest import holders, other_parameters, skipped_modules
 from dualform.recorder.snapshot import Snapshots
 from dualform.store import Manifest, Parameter, Storage
 from dualform.store import Optimizer as Description
@@ -73,7 +73,8 @@ class RecordingPlan:
         """
         unknown = self.coverage.parameters(SNAPSHOTS_ONLY) if self.storage.values else []
         layers = {candidate.name for candidate in candidates(self.model)}
-        names = [n for n in self.skipped if n in layers or any(f"{u}.".startswith(f"{n}.") for u in unknown)]
+        expected = layers | {name for parameter in unknown for name in holders(parameter)}
+        names = [name for name in self.skipped if name in expected]
         shown = "; ".join(f"{name}: {self.skipped[name]}" for name in names[:_MAX_MISSED])
         more = f"; and {len(names) - _MAX_MISSED} more (recorder.skipped)" if len(names) > _MAX_MISSED else ""
         return f"{shown}{more}. {self.coverage}" if names else ""

@@ -1,6 +1,6 @@
 """Find out what of a model is not recorded, and why: every trainable parameter that no recorded layer uses."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
@@ -55,7 +55,13 @@ def skipped_modules(obstacles: Mapping[str, str], others: Sequence[OtherParamete
     skipped = {name: reason for name, reason in obstacles.items() if reason != FROZEN}
     for other in others:
         name = other.parameter.name.rpartition(".")[0] or other.parameter.name
-        told = any(f"{name}.".startswith(f"{known}.") for known in skipped)
-        if other.reason != _LEFT_OUT and not told:
+        if other.reason != _LEFT_OUT and not any(holder in skipped for holder in holders(name)):
             skipped[name] = other.reason
     return skipped
+
+
+def holders(name: str) -> Iterator[str]:
+    """Yield a name, and those of the modules that hold it, from the inside out: `a.b.weight`, `a.b`, `a`."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]

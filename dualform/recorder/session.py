@@ -8,7 +8,7 @@ with a loop is mostly so from the start, later ones a few at a time.
 """
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -89,7 +89,8 @@ class Session:
             self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
             # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
             self.writer, self._account = self._begin(where, overwrite, resume)
-            self._leave_out(self.writer.dropped)
+            if self.writer.dropped:
+                self._leave_out(self.writer.dropped)
         except BaseException:
             self._remove_hooks()
             raise
@@ -314,12 +315,12 @@ class Session:
         self.writer.drop(step.failed)
         self._leave_out(step.failed)
 
-    def _leave_out(self, layers: Iterable[str]) -> None:
+    def _leave_out(self, layers: Collection[str]) -> None:
         """Take the hooks off layers that are not recorded any more."""
         for layer in layers:
             self._captures.drop(layer)
-            self.provenance.drop(layer)
             del self._recorded[layer]
+        self.provenance.drop(layers)
         self._fingerprint = self._row_to_check()[1].clone()  # of one that is left
 
     def _seal(self) -> None:

@@ -64,7 +64,7 @@ def coverage(manifest: Manifest, accounted: Collection[str], dropped: Mapping[st
     """
     rows = []
     for parameter in (parameter for parameter in manifest.parameters if parameter.trained):
-        since = [(dropped or {}).get(layer.name) for layer, _ in manifest.uses(parameter)]
+        since = [(dropped or {}).get(layer.name) for layer in manifest.users[parameter]]
         lost = next((step for step in since if step is not None), None)
         reason = "" if lost is None else f"dropped at step {lost}, where its gradient was not explained"
         rows.append((parameter, ATTRIBUTED if lost is None else SNAPSHOTS_ONLY, reason))

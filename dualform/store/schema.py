@@ -240,9 +240,14 @@ class Manifest:
         """All that are used, each once."""
         return tuple(dict.fromkeys(use.parameter for layer in self.layers for use in layer.uses))
 
-    def uses(self, parameter: Parameter) -> list[tuple[Layer, Use]]:
-        """Return every use of a parameter, with its layer."""
-        return [(layer, use) for layer in self.layers for use in layer.uses if use.parameter == parameter]
+    @cached_property
+    def users(self) -> dict[Parameter, list[Layer]]:
+        """The layers that use each parameter."""
+        users: dict[Parameter, list[Layer]] = {}
+        for layer in self.layers:
+            for parameter in dict.fromkeys(use.parameter for use in layer.uses):
+                users.setdefault(parameter, []).append(layer)
+        return users
 
     def to_json(self) -> str:
         content = self._content()

@@ -13,7 +13,7 @@ looked at again in each call.
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from typing import Any
@@ -33,6 +33,7 @@ from dualform.recorder.provenance.known import Known, Patterns
 from dualform.recorder.provenance.rows import Agreement, agreement
 from dualform.recorder.provenance.signature import describe
 from dualform.recorder.provenance.trial import BatchOfOne, Place, Subject, Unproven
+from dualform.recorder.rest import holders
 from dualform.recorder.tags import Tags
 
 _MAX_SIGNATURES = 256  # are remembered
@@ -60,21 +61,18 @@ class Provenance:
     def add_hooks(self, model: nn.Module) -> None:
         """Begin to count; to be called when layers have their own hooks, since a call ends after these."""
         enter, leave = (ModuleHook(torch.compiler.disable(hook, **WHY_DISABLED)) for hook in (self._enter, self._leave))
-        for module in filter(self._holds_layers, model.modules()):
+        for module in _holding(model, self._layers):
             # Ahead of the user's own hooks, which may change the arguments, and will do so in the experiment
             before = module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True)
             after = module.register_forward_hook(leave, with_kwargs=True, always_call=True)
             self._hooked.append((module, (before, after)))
 
-    def _holds_layers(self, module: nn.Module) -> bool:
-        recorded = {id(layer.module) for layer in self._layers}
-        return any(id(part) in recorded for part in module.modules())
-
-    def drop(self, layer: str) -> None:
-        """Leave a layer alone from now on."""
-        self._layers = [other for other in self._layers if other.name != layer]
-        self._known.clear()  # its rows may have been in the way
-        self._remove_hooks([module for module, _ in self._hooked if not self._holds_layers(module)])
+    def drop(self, layers: Collection[str]) -> None:
+        """Leave layers alone from now on."""
+        self._layers = [layer for layer in self._layers if layer.name not in layers]
+        self._known.clear()  # their rows may have been in the way
+        kept = {id(module) for module in _holding(self._hooked[0][0], self._layers)}
+        self._remove_hooks([module for module, _ in self._hooked if id(module) not in kept])
 
     def close(self) -> None:
         self._remove_hooks([module for module, _ in self._hooked])
@@ -277,6 +275,14 @@ class Provenance:
             yield
         finally:
             self.experimenting = False
+
+
+def _holding(model: nn.Module, layers: Sequence[RecordedLayer]) -> list[nn.Module]:
+    """Return those modules of a model that are, or hold, one of these layers."""
+    recorded = {id(layer.module) for layer in layers}
+    everywhere = model.named_modules(remove_duplicate=False)  # a layer that several modules hold is in all of them
+    names = {holder for name, module in everywhere if id(module) in recorded for holder in holders(name)}
+    return [module for name, module in model.named_modules() if not name or name in names]
 
 
 def _pattern(call: Call) -> Hashable:
