@@ -58,7 +58,7 @@ def as_place(path: Any) -> Path | Backend:
         raise RecordingError(
             f"path must be the name of a directory, or a backend such as dualform.store.InMemory(), got {_name(path)}"
         )
-    return Path(path)
+    return Path(path).absolute()  # the process may change its directory
 
 
 def _name(thing: Any) -> str:

@@ -215,7 +215,7 @@ def record(
     if on_unexplained not in ("raise", "drop"):
         raise RecordingError(f'on_unexplained must be "raise" or "drop", not {on_unexplained!r}')
     try:
-        about = parse(json.dumps(about or {}))  # as it will be read
+        about = parse(json.dumps(about or {}, allow_nan=False))  # as it will be read
     except (TypeError, ValueError, RecursionError) as error:
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)

@@ -32,6 +32,8 @@ class Tags:
                 raise RecordingError(f"a tag cannot be called {name!r}: every table has a column of that name")
             if not name.isprintable():
                 raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
+            if "/" in name:  # which parts the names of layers from those of tags
+                raise RecordingError(f"a tag cannot be called {name!r}: leave out the slash")
             self._columns[name] = _column(name, value)
             self.kinds[name] = _KINDS[self._columns[name].dtype.kind]
         by_row = [column for column in self._columns.values() if column.ndim]

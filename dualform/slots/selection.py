@@ -40,7 +40,7 @@ def _has_tag(shard: Shard, layer: str, tag: str, wanted: tuple[Any, ...]) -> Mas
     """Return which of a shard's slots have one of these values of a tag."""
     values = tuple(value for value in wanted if value is not None)
     if shard.info.tags[tag] == "string":
-        values = tuple(np.flatnonzero(_isin(shard.strings(layer, tag), values)))
+        values = tuple(np.flatnonzero(_isin(shard.strings(tag), values)))
     column, untagged = shard.tag(layer, tag)
     mask = _isin(column, values)
     if untagged is None:

@@ -38,7 +38,7 @@ class TagValues:
             if untagged is not None and untagged.any():
                 column, any_untagged = column[~untagged], True
             values = _unique(column)
-            per_shard.append(shard.strings(layer, tag)[values] if run.tags[tag] == "string" else values)
+            per_shard.append(shard.strings(tag)[values] if run.tags[tag] == "string" else values)
         return cls(_unique(np.concatenate(per_shard)) if per_shard else np.empty(0, dtype=np.int8), any_untagged)
 
     @classmethod

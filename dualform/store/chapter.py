@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.store.codec.sparse import without_zeros
+from dualform.store.codec.texts import Texts
 from dualform.store.schema import (
     audit_tensor,
     buffer_tensor,
@@ -149,24 +150,19 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     return {slot_tensor(layer, name): column for name, column in columns.items()}
 
 
-def tag_columns(layer: str, tag: str, blocks: list[Array]) -> tuple[dict[str, Column], list[str] | None]:
-    """Return a tag's column in the narrowest integers that hold it; strings become codes, and their texts a list.
+def tag_columns(layer: str, tag: str, blocks: list[Array], texts: Texts | None) -> dict[str, Column]:
+    """Return a tag's column in the narrowest integers that hold it; strings as their numbers in `texts`.
 
     Slots without a value have 0 in it, and are told in a column of their own.
     """
-    whole = np.concatenate([np.ma.getdata(block) for block in blocks])
     untagged = np.concatenate([np.ma.getmaskarray(block) for block in blocks])
-    stored, texts = whole, None
-    if whole.dtype.kind in "US":
-        strings, codes = np.unique(whole[~untagged], return_inverse=True)
-        stored, texts = np.zeros(len(whole), dtype=np.int64), [str(text) for text in strings]
-        stored[~untagged] = codes
-    elif untagged.any():
-        stored = np.where(untagged, np.zeros((), dtype=whole.dtype), whole)
+    stored = np.concatenate([texts.encode(block) if texts else np.ma.getdata(block) for block in blocks])
+    if untagged.any():
+        stored = np.where(untagged, np.zeros((), dtype=stored.dtype), stored)
     columns = {tag_tensor(layer, tag): Column([_narrow(stored) if stored.dtype == np.int64 else stored])}
     if untagged.any():
         columns[tag_tensor(layer, tag, "untagged")] = Column([untagged])
-    return columns, texts
+    return columns
 
 
 def _narrow(whole: Array) -> Array:

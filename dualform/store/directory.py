@@ -1,6 +1,7 @@
 """Make room for a run: empty its place for a new one, or cut back one that is resumed; both behind the lock.
 
-Shards are removed from the last to the first, so that whatever stops this leaves a shorter run, not a broken one.
+Shards are removed from the last to the first, so that whatever stops this leaves a shorter run, not a broken one. No
+file is removed but those that a run is made of.
 """
 
 import re
@@ -10,16 +11,17 @@ from dualform.atomic_file import UNFINISHED
 from dualform.errors import CannotResume, RunError, RunExists, StorageError, listing
 from dualform.store.backend import Backend, Lock, Where, open_backend
 from dualform.store.run import Run, read_manifest
-from dualform.store.schema import MANIFEST, shard_name
+from dualform.store.schema import MANIFEST, MAX_HEADER_BYTES, shard_name
 from dualform.store.shard import Shard
+from dualform.strict_json import parse
 
 _SHARD = re.compile(rf"shard-(\d{{6,}})\.safetensors({re.escape(UNFINISHED)})?")
 
 
 def claim(where: Where, overwrite: bool) -> Lock:
-    """Lock an empty place for a run; an old run that has steps is removed only with `overwrite`.
+    """Lock a place for a run; an old run that has steps is removed only with `overwrite`.
 
-    Anything that is no run is never removed.
+    What is no run's own is never removed.
     """
     backend = open_backend(where)
     try:
@@ -28,12 +30,7 @@ def claim(where: Where, overwrite: bool) -> Lock:
         lock = backend.lock()  # raises while someone is recording there
         try:
             _check_replaceable(backend, overwrite)  # once more: now nobody else can change it
-            _remove_shards(backend, 0)
-            names = backend.names()
-            for name in sorted(names - {MANIFEST}):
-                backend.delete(name)
-            if MANIFEST in names:  # last, so that until then it can be seen what this was
-                backend.delete(MANIFEST)
+            _remove_shards(lock, 0)  # an old manifest stays until a new one replaces it, to show what this was
         except BaseException:
             lock.release()
             raise
@@ -44,17 +41,24 @@ def claim(where: Where, overwrite: bool) -> Lock:
 
 def _check_replaceable(backend: Backend, overwrite: bool) -> None:
     names = backend.names() - {MANIFEST + UNFINISHED, shard_name(0) + UNFINISHED}
-    if not names:
+    if not names or _holds_no_step(backend, names):
         return
-    if _holds_no_step(backend, names):
-        return
-    if MANIFEST not in names:
+    if not _is_ours(backend):
         raise RunExists(f"{backend.describe()} is not empty and not a dualform run; choose another directory")
     if not overwrite:
         raise RunExists(
             f"{backend.describe()} already holds a run; choose another directory, pass overwrite=True to replace it, "
             "or resume=STEP to go on with it"
         )
+
+
+def _is_ours(backend: Backend) -> bool:
+    """Return whether a manifest is one of dualform's, of any version, even if it is damaged or edited."""
+    with suppress(OSError, ValueError, RecursionError):
+        blob = backend.open(MANIFEST)
+        content = parse(blob.read(0, blob.size).tobytes()) if blob.size <= MAX_HEADER_BYTES else None
+        return isinstance(content, dict) and content.get("format") == "dualform"
+    return False
 
 
 def _holds_no_step(backend: Backend, names: set[str]) -> bool:
@@ -68,12 +72,12 @@ def _holds_no_step(backend: Backend, names: set[str]) -> bool:
     return False
 
 
-def _remove_shards(backend: Backend, first: int) -> None:
+def _remove_shards(lock: Lock, first: int) -> None:
     """Remove all shards from a number on, whole or unfinished; each removal is durable before the next one begins."""
-    shards = [(int(match[1]), name) for name in backend.names() if (match := _SHARD.fullmatch(name))]
+    shards = [(int(match[1]), name) for name in lock.names() if (match := _SHARD.fullmatch(name))]
     for index, name in sorted(shards, reverse=True):
         if index >= first:
-            backend.delete(name)
+            lock.delete(name)
 
 
 class Resumption:
@@ -109,8 +113,8 @@ class Resumption:
 
     def cut(self) -> None:
         """Drop what came after the step."""
-        backend = self.run.backend
         try:
-            _remove_shards(backend, len(self.kept))
+            _remove_shards(self.lock, len(self.kept))
         except OSError as error:
-            raise StorageError(f"cannot cut {backend.describe()} back: {error.strerror or error}") from error
+            where = self.run.backend.describe()
+            raise StorageError(f"cannot cut {where} back: {error.strerror or error}") from error

@@ -40,7 +40,6 @@ def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
             first_step=entry.count("first_step"),
             last_step=entry.count("last_step"),
             tags=entry.object("tags"),
-            strings=entry.object("strings"),
             ended=entry.text_or_none("ended"),
             dropped=entry.object("dropped"),
             notes=entry.texts("notes"),

@@ -14,10 +14,8 @@ from dualform.errors import RunError
 from dualform.store.backend import Backend, LocalFiles, Where, open_backend
 from dualform.store.coverage import Coverage, coverage
 from dualform.store.parse import manifest_from_json
-from dualform.store.schema import GRADIENTS, MANIFEST, Manifest, Parameter, ledger_tensor, shard_name
+from dualform.store.schema import GRADIENTS, MANIFEST, MAX_HEADER_BYTES, Manifest, Parameter, ledger_tensor, shard_name
 from dualform.store.shard import Shard
-
-_MAX_MANIFEST_BYTES = 100_000_000  # safetensors allows as many for the header of a shard
 
 
 class Run:
@@ -32,6 +30,7 @@ class Run:
         self.shards: list[Shard] = []
         self.unread: str | None = None
         self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
+        self._tags_known = False  # by a shard with slots
         for index in range(self._count_shards()):
             try:
                 shard = Shard(self.backend, shard_name(index))
@@ -40,6 +39,9 @@ class Run:
                 if self._count_shards() > index:  # or else the run was cut back just now
                     self.unread = f"{self.backend.describe(shard_name(index))} is missing"
                 break
+            except (OSError, MemoryError) as error:  # no proof of damage: what cannot be opened now may be sound
+                where = self.backend.describe(shard_name(index))
+                raise RunError(f"cannot open {where} now, so the run is not read: {error}") from error
             except RunError as error:
                 self.unread = str(error)
                 break
@@ -47,7 +49,7 @@ class Run:
                 self.shards[-1].following, shard.before = shard, self.shards[-1]
             self.shards.append(shard)
             if self._has_slots(shard):
-                self.tags = shard.info.tags
+                self.tags, self._tags_known = shard.info.tags, True
         if not self.shards:
             reason = self.unread or "nothing was sealed yet"
             raise RunError(f"{self.backend.describe()} has no readable shard: {reason}")
@@ -92,7 +94,7 @@ class Run:
         new = {layer: step for layer, step in info.dropped.items() if layer not in dropped}
         if {**dropped, **new} != info.dropped or any(step < info.first_step for step in new.values()):
             raise RunError(f"{shard.path} has dropped other layers than the shards before it, or earlier")
-        if self._has_slots(shard) and any(map(self._has_slots, self.shards)) and info.tags != self.tags:
+        if self._has_slots(shard) and self._tags_known and info.tags != self.tags:
             raise RunError(f"{shard.path} has other tags than the shards before it")
 
     def _has_slots(self, shard: Shard) -> bool:
@@ -153,8 +155,8 @@ def read_manifest(backend: Backend) -> Manifest:
         raise RunError(f"there is no run at {backend.describe()}: no such directory")
     try:
         blob = backend.open(MANIFEST)
-        if blob.size > _MAX_MANIFEST_BYTES:
-            raise ValueError(f"it is longer than {_MAX_MANIFEST_BYTES:,} bytes")
+        if blob.size > MAX_HEADER_BYTES:
+            raise ValueError(f"it is longer than {MAX_HEADER_BYTES:,} bytes")
         return manifest_from_json(blob.read(0, blob.size).tobytes().decode(), backend.describe(MANIFEST))
     except FileNotFoundError:
         raise RunError(f"{backend.describe()} is not a dualform run: it has no {MANIFEST}") from None

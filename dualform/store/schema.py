@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-VERSION = 3
+VERSION = 4
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
+MAX_HEADER_BYTES = 100_000_000  # of a shard, as safetensors has it; and of a manifest
 EXPONENTS = range(-126, 128)  # of the powers of two that a float32 has
 _WRAPPERS = ("_orig_mod.", "module.")
 
@@ -79,6 +80,16 @@ def slot_tensor(layer: str, column: str) -> str:
 def tag_tensor(layer: str, tag: str, what: str = "tags") -> str:
     """Return the name of a tag's column; or, if `what` is "untagged", of that which says where it has no value."""
     return f"{what}/{layer}/{tag}"
+
+
+def text_tensor(tag: str) -> str:
+    """Return the name of the bytes of a string tag's texts, one after the other."""
+    return f"texts/{tag}"
+
+
+def text_ends_tensor(tag: str) -> str:
+    """Return the name of the places where each of these texts ends."""
+    return f"text_ends/{tag}"
 
 
 def audit_tensor(layer: str) -> str:
@@ -270,7 +281,6 @@ class ShardInfo:
     first_step: int
     last_step: int
     tags: dict[str, str]  # name -> int | float | bool | string
-    strings: dict[str, list[str]]  # of string tags: the text of each code
     ended: str | None  # None: recording went on after this shard
     dropped: dict[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded any more
     notes: tuple[str, ...] = ()  # what a reader should know of it

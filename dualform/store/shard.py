@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from dualform.errors import RunError
 from dualform.store.backend import Backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
+from dualform.store.codec.texts import decoded
 from dualform.store.parse import info_from_json
 from dualform.store.prefetch import MIN_BYTES, Checksum
 from dualform.store.schema import (
@@ -28,6 +29,8 @@ from dualform.store.schema import (
     header_digest,
     slot_tensor,
     tag_tensor,
+    text_ends_tensor,
+    text_tensor,
 )
 from dualform.store.shard_file import NUMPY, read_header
 from dualform.store.validate import check_contents
@@ -41,7 +44,10 @@ _MAX_ARRAY_CHARACTERS = 64  # of a text in an array of fixed width
 
 
 class Shard:
-    """One sealed chapter. `shard["ledger/0.weight"]` is a memory map of that tensor, checked when first asked for."""
+    """One sealed chapter. `shard["ledger/0.weight"]` is a memory map of that tensor, checked when first asked for.
+
+    Opening raises a RunError for damage. An OSError or a MemoryError says nothing of the file: it may open later.
+    """
 
     def __init__(self, backend: Backend, name: str) -> None:
         self.path = backend.describe(name)  # for messages
@@ -50,6 +56,7 @@ class Shard:
         self._arrays: dict[str, Array] = {}  # that were asked for, and checked
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
+        self._strings: dict[str, Array] = {}  # texts of tags, decoded
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
             self._blob = backend.open(name)
@@ -58,9 +65,7 @@ class Shard:
             if metadata["digest"] != self.digest:
                 raise ValueError("the checksum of its header does not fit")
             self.info, self._checksums = info_from_json(metadata["dualform"], self.path)
-        except FileNotFoundError:
-            raise
-        except (OSError, KeyError, TypeError, ValueError, RecursionError, MemoryError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise RunError(f"{self.path} is a corrupt shard: {printable(str(error))}") from None
         self.has_state = any(name.startswith(STATE) for name in self._tensors)
         offsets = {name: entry["data_offsets"] for name, entry in self._tensors.items()}
@@ -126,6 +131,10 @@ class Shard:
         """Return safetensors' name of the dtype: numpy has none for bfloat16, whose bits come as uint16."""
         return str(self._tensors[name]["dtype"])
 
+    def length(self, name: str) -> int:
+        """Return how many rows a tensor has."""
+        return int(self._tensors[name]["shape"][0])
+
     def names(self, prefix: str) -> list[str]:
         return [name for name in self._tensors if name.startswith(prefix)]
 
@@ -140,13 +149,13 @@ class Shard:
 
     def slots(self, layer: str) -> int:
         """Return how many slots of a layer it has."""
-        index = self._tensors.get(slot_tensor(layer, "key_index"))
-        return self.key_rows(layer) if index is None else int(index["shape"][0])
+        index = slot_tensor(layer, "key_index")
+        return self.length(index) if index in self else self.key_rows(layer)
 
     def key_rows(self, layer: str) -> int:
         """Return how many keys of a layer are stored in it."""
-        keys = self._tensors.get(slot_tensor(layer, "keys"))
-        return 0 if keys is None else int(keys["shape"][0])
+        keys = slot_tensor(layer, "keys")
+        return self.length(keys) if keys in self else 0
 
     def passes(self, layer: str) -> tuple[Array, Array]:
         """Return the step of each backward pass through a layer, and how many slots it has."""
@@ -243,7 +252,7 @@ class Shard:
             untagged = self[missing]
             self._check_within(untagged.view(np.uint8), 0, 2, missing)
         if self.info.tags[tag] == "string":
-            self._check_within(column, 0, len(self.info.strings[f"{layer}/{tag}"]), name, untagged)
+            self._check_within(column, 0, self.length(text_ends_tensor(tag)), name, untagged)
         if self.info.tags[tag] == "bool":
             self._check_within(column.view(np.uint8), 0, 2, name)
         return column, untagged
@@ -254,17 +263,25 @@ class Shard:
         missing = None if untagged is None or not untagged[rows].any() else untagged[rows]
         present = column[rows] if missing is None else column[rows][~missing]
         if self.info.tags[tag] == "string":
-            present = self.strings(layer, tag)[present]
+            present = self.strings(tag)[present]
         if missing is None:
             return present
         values = np.full(len(missing), None, dtype=object)
         values[~missing] = present
         return values
 
-    def strings(self, layer: str, tag: str) -> Array:
+    def strings(self, tag: str) -> Array:
         """Return the text of each code; long ones as objects, since in a numpy array all are as wide as the longest."""
-        texts = self.info.strings[f"{layer}/{tag}"]
-        return np.array(texts, dtype=object if any(len(text) > _MAX_ARRAY_CHARACTERS for text in texts) else np.str_)
+        if tag not in self._strings:
+            content, ends = self[text_tensor(tag)], self[text_ends_tensor(tag)]
+            try:
+                texts = decoded(content, ends.tolist())
+            except ValueError as error:
+                raise RunError(f"{self.path} is a corrupt shard: the texts of tag {tag!r}: {error}") from None
+            # an array of fixed width takes a NUL at the end of a text for padding
+            kept = all(len(text) <= _MAX_ARRAY_CHARACTERS and not text.endswith("\0") for text in texts)
+            self._strings[tag] = np.array(texts, dtype=np.str_ if kept else object)
+        return self._strings[tag]
 
     def check(self) -> None:
         """Read every byte against its checksum."""

@@ -16,13 +16,13 @@ from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from dualform.atomic_file import Bytes
-from dualform.store.backend import Backend, Blob
-from dualform.store.schema import DTYPES, ShardInfo, header_digest
+from dualform.store.backend import Blob, Lock
+from dualform.store.parse import info_from_json
+from dualform.store.schema import DTYPES, MAX_HEADER_BYTES, ShardInfo, header_digest
 from dualform.strict_json import parse
 
 Array = NDArray[Any]
 
-_MAX_HEADER_BYTES = 100_000_000  # as safetensors has it
 _SIZE_LIMIT = 1 << 64  # of lengths and offsets, as safetensors has it
 _METADATA = "__metadata__"
 
@@ -77,8 +77,11 @@ def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
     ]
 
 
-def write_shard(backend: Backend, name: str, columns: Mapping[str, Column], info: ShardInfo) -> str:
-    """Write a shard with its info and all checksums in its metadata; return its digest."""
+def write_shard(lock: Lock, name: str, columns: Mapping[str, Column], info: ShardInfo) -> str:
+    """Write a shard with its info and all checksums in its metadata; return its digest.
+
+    Raises a ValueError, and writes nothing, if its header could not be read again.
+    """
     header: dict[str, Any] = {}
     checksums: dict[str, int] = {}
     offset = 0
@@ -95,9 +98,11 @@ def write_shard(backend: Backend, name: str, columns: Mapping[str, Column], info
     header[_METADATA] = {"dualform": text, "digest": digest}
     encoded = json.dumps(header).encode()
     encoded += b" " * (-(8 + len(encoded)) % 64)  # so that the first tensor is aligned for memory maps
+    parse_header(encoded, offset)
+    info_from_json(text, name)
     blocks = (_bytes(block) for _, column in ordered for block in column.blocks)
     head = np.frombuffer(len(encoded).to_bytes(8, "little") + encoded, dtype=np.uint8)
-    backend.write(name, [head, *blocks])
+    lock.write(name, [head, *blocks])
     return digest
 
 
@@ -122,10 +127,18 @@ def read_header(blob: Blob) -> Header:
     if blob.size < 8:
         raise ValueError("it is too short for a header")
     length = int.from_bytes(blob.read(0, 8).tobytes(), "little")
-    if length > min(_MAX_HEADER_BYTES, blob.size - 8):
+    if length > min(MAX_HEADER_BYTES, blob.size - 8):
         raise ValueError(f"its header cannot be {length:,} bytes long")
     start = 8 + length
-    text = blob.read(8, start).tobytes().decode()
+    tensors, metadata = parse_header(blob.read(8, start).tobytes(), blob.size - start)
+    return Header(tensors, metadata, start)
+
+
+def parse_header(encoded: bytes, nbytes: int) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return a header's table of tensors, which take so many bytes together, and its metadata."""
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise ValueError(f"its header takes {len(encoded):,} bytes, more than the {MAX_HEADER_BYTES:,} that are read")
+    text = encoded.decode()
     if not text.startswith("{"):
         raise ValueError("its header is not an object")
     tensors: dict[str, Any] = parse(text)
@@ -137,9 +150,9 @@ def read_header(blob: Blob) -> Header:
         if begin != end:
             raise ValueError(f"its tensors leave gaps or overlap at byte {end:,}")
         end = stop
-    if end != blob.size - start:
-        raise ValueError(f"its tensors take {end:,} bytes, and there are {blob.size - start:,}")
-    return Header(tensors, metadata, start)
+    if end != nbytes:
+        raise ValueError(f"its tensors take {end:,} bytes, and there are {nbytes:,}")
+    return tensors, metadata
 
 
 def _span(name: str, entry: Any) -> tuple[int, int]:

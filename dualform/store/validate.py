@@ -24,6 +24,8 @@ from dualform.store.schema import (
     slot_tensor,
     state_tensor,
     tag_tensor,
+    text_ends_tensor,
+    text_tensor,
 )
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -40,7 +42,7 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     if info.last_step < info.first_step:
         raise ValueError("it ends before it begins")
     for tag, kind in info.tags.items():
-        if tag in RESERVED or not tag.isprintable():
+        if tag in RESERVED or not tag.isprintable() or "/" in tag:
             raise ValueError(f"a tag cannot be called {tag!r}")
         if not isinstance(kind, str) or kind not in _TAGS:
             raise ValueError(f"unknown kind of tag: {kind!r}")
@@ -58,6 +60,8 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             _take_tags(table, layer, info, slots)
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
+    if any(slot_tensor(layer.name, "keys") in tensors for layer in manifest.layers):
+        _take_texts(table, info)
     _take_accounts(table, manifest, steps)
     others = (other.parameter for other in manifest.others)
     for parameter in (*manifest.parameters, *others) if table.with_state else ():
@@ -169,11 +173,14 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
     return slots
 
 
+def _take_texts(table: _Table, info: ShardInfo) -> None:
+    for tag in (tag for tag, kind in info.tags.items() if kind == "string"):
+        for name, dtype in ((text_tensor(tag), "U8"), (text_ends_tensor(tag), "I64")):
+            table.take(name, (dtype,), (table.rows(name),))
+
+
 def _take_tags(table: _Table, layer: Layer, info: ShardInfo, slots: int) -> None:
     for tag, kind in info.tags.items():
         table.take(tag_tensor(layer.name, tag), _TAGS[kind], (slots,))
         if (untagged := tag_tensor(layer.name, tag, "untagged")) in table:
             table.take(untagged, ("BOOL",), (slots,))
-        texts = info.strings.get(f"{layer.name}/{tag}")
-        if kind == "string" and not (isinstance(texts, list) and all(isinstance(text, str) for text in texts)):
-            raise ValueError(f"the texts of tag {tag!r} are missing")

@@ -6,6 +6,7 @@ chapter can be certified at once, and recording can go on from there; shard 0 ha
 state the run began with.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
@@ -17,9 +18,10 @@ from dualform.errors import DualformError, StorageError
 from dualform.store.backend import Lock, Where, open_backend
 from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_columns
 from dualform.store.codec.dedup import KeyPool
+from dualform.store.codec.texts import Texts
 from dualform.store.directory import claim
 from dualform.store.parse import manifest_from_json
-from dualform.store.schema import MANIFEST, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor
+from dualform.store.schema import MANIFEST, MAX_HEADER_BYTES, STATE, Layer, Manifest, ShardInfo, shard_name, slot_tensor
 from dualform.store.shard import Shard
 from dualform.store.shard_file import Column, write_shard
 from dualform.store.validate import check_contents
@@ -40,10 +42,9 @@ class RunWriter:
     def __init__(
         self, where: Where, manifest: Manifest, lock: Lock, chapter_bytes: int, kept: Sequence[Shard] = ()
     ) -> None:
-        self._backend = open_backend(where)
-        self._where = self._backend.describe()  # for messages
+        self._where = open_backend(where).describe()  # for messages
         self._manifest, self._lock, self._chapter_bytes = manifest, lock, chapter_bytes
-        self._index = len(kept)
+        self._ends = [shard.info.last_step for shard in kept]  # the last step of each shard on the disk
         self._previous = kept[-1].digest if kept else manifest.digest
         self._sealed = kept[-1].info.last_step if kept else 0  # steps on the disk
         self._writable = True  # False while a shard is written, and if that failed
@@ -58,11 +59,16 @@ class RunWriter:
     def begin(cls, where: Where, manifest: Manifest, state: State, chapter_bytes: int, overwrite: bool) -> Self:
         """Begin a new run: write what is known before its first step."""
         backend, text = open_backend(where), manifest.to_json()
+        if len(text.encode()) > MAX_HEADER_BYTES:
+            raise StorageError(
+                f"the manifest of {backend.describe()} would take {len(text.encode()):,} bytes, more than the "
+                f"{MAX_HEADER_BYTES:,} that are read: keep what is large in a file of its own, not in `about`"
+            )
         manifest_from_json(text, backend.describe(MANIFEST))  # what could not be read must not be begun
         lock = claim(backend, overwrite)
         try:
             writer = cls(backend, manifest, lock, chapter_bytes)
-            backend.write(MANIFEST, [np.frombuffer(text.encode(), dtype=np.uint8)])
+            lock.write(MANIFEST, [np.frombuffer(text.encode(), dtype=np.uint8)])
             writer._state_nbytes = _nbytes(state)
             writer._write(writer._chapter, state, None)
         except BaseException:
@@ -136,8 +142,14 @@ class RunWriter:
     def close(self, state: State, ended: str) -> None:
         """Seal what there is as the run's end, and release the run."""
         try:
-            self.seal(state, ended)
+            self.seal(state, printable(ended))
             self.wait()
+            if self._lock.moved:
+                warnings.warn(
+                    f"{self._where} was renamed while it was recorded to: all of the run is in the directory by its "
+                    "new name",
+                    stacklevel=2,
+                )
         finally:
             self.abandon()
 
@@ -154,31 +166,39 @@ class RunWriter:
         if chapter.steps and chapter.last_step == self._sealed:
             # an interrupt came while it was handed over, and so it was twice
             chapter = Chapter(self._sealed, dropped=chapter.dropped)
-        if self._lock.removed:  # somebody else's run may be there by now
-            raise StorageError(f"cannot write {self._where}: the directory was removed while it was recorded to")
         self._writable = False
+        self._check_whole()
         columns = {f"{STATE}{name}": column for name, column in state.items()} | chapter.tables()
-        strings: dict[str, list[str]] = {}
-        for layer in (layer.name for layer in self._manifest.layers):
-            passes = chapter.passes(layer)
-            if not passes:
-                continue
+        texts = {tag: Texts() for tag, kind in chapter.tags.items() if kind == "string"}
+        layers = {layer.name: chapter.passes(layer.name) for layer in self._manifest.layers}
+        slots = {layer: passes for layer, passes in layers.items() if passes}
+        for layer, passes in slots.items():
             columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [rows for _, rows in passes])
             for tag in chapter.tags:
-                of_tag, texts = tag_columns(layer, tag, [rows.tags[tag] for _, rows in passes])
-                columns |= of_tag
-                if texts is not None:
-                    strings[f"{layer}/{tag}"] = texts
+                columns |= tag_columns(layer, tag, [rows.tags[tag] for _, rows in passes], texts.get(tag))
+        for tag, of_tag in texts.items() if slots else ():
+            columns |= of_tag.columns(tag)
         info = ShardInfo(
-            self._manifest.run, self._index, self._previous, chapter.first_step, chapter.last_step,
-            dict(chapter.tags), strings, ended, dict(chapter.dropped), tuple(chapter.notes),
+            self._manifest.run, len(self._ends), self._previous, chapter.first_step, chapter.last_step,
+            dict(chapter.tags), ended, dict(chapter.dropped), tuple(chapter.notes),
         )  # fmt: skip
         try:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
+            self._previous = write_shard(self._lock, shard_name(len(self._ends)), columns, info)
         except ValueError as error:  # what could not be read must not be written
             raise StorageError(f"cannot write {self._where}: {error}") from error
-        self._previous = write_shard(self._backend, shard_name(self._index), columns, info)
-        self._index, self._sealed, self._writable = self._index + 1, chapter.last_step, True
+        self._ends.append(chapter.last_step)
+        self._sealed, self._writable = chapter.last_step, True
+
+    def _check_whole(self) -> None:
+        """Raise unless all that was written is there: what comes after a gap could not be read."""
+        if self._lock.removed:  # somebody else's run may be there by now
+            raise StorageError(f"cannot write {self._where}: the directory was removed while it was recorded to")
+        names = self._lock.names()
+        for index in range(len(self._ends)):
+            if shard_name(index) not in names:
+                self._sealed = self._ends[index - 1] if index else 0
+                raise StorageError(f"{shard_name(index)} was removed from {self._where} while it was recorded to")
 
 
 def _nbytes(state: State) -> int:

@@ -130,7 +130,7 @@ class Disk:
             setattr(os, name, original)
 
     def _call(self, name: str, where: Any, *rest: Any, **named: Any) -> Any:
-        path = None if named.get("dir_fd") is not None else self._inside(where)
+        path = self._inside(where, named.get("dir_fd", named.get("src_dir_fd")))
         if path is None:
             return self._originals[name](where, *rest, **named)
         with self._turn:
@@ -141,16 +141,19 @@ class Disk:
                 return self._write_in_part(where, rest[0])
             return self._do(point, self._fault.error(point, distance), where, *rest, **named)
 
-    def _inside(self, where: Any) -> Path | None:
+    def _inside(self, where: Any, directory: int | None) -> Path | None:
         if isinstance(where, int):
             return self.handles.get(where)
+        if directory is not None:
+            return self.handles[directory] / where if directory in self.handles else None
         path = Path(os.fsdecode(where)).absolute()
         return path if path.is_relative_to(self.directory) else None
 
     def _point(self, name: str, path: Path, where: Any, *rest: Any) -> Point:
         point = partial(Point, name, path.relative_to(self.directory), of_directory=path.is_dir())
         if name in ("replace", "rename"):
-            return point(target=Path(rest[0]).absolute().relative_to(self.directory))
+            target = path.parent / rest[0]  # a name in the same directory, or a path of its own
+            return point(target=target.absolute().relative_to(self.directory))
         if name == "open":
             return point(flags=rest[0])
         if name == "write":
@@ -282,7 +285,7 @@ def sealed(path: Where) -> Shards:
     """Every tensor of every shard, and what each shard says of itself; raises unless the run is as it should be."""
     run = Run(path)
     assert run.unread is None, run.unread
-    words = ("first_step", "last_step", "tags", "strings", "ended")
+    words = ("first_step", "last_step", "tags", "ended")
     found = [
         {name: shard[name].tobytes() for name in shard.names("")} | {word: getattr(shard.info, word) for word in words}
         for shard in run.shards

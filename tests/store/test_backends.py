@@ -15,6 +15,7 @@ import dualform.store
 from dualform.atomic_file import Bytes
 from dualform.errors import RunExists, StorageError
 from dualform.store import Backend, InMemory, LocalFiles, open_backend
+from dualform.store.backend import Lock
 
 BACKENDS: dict[str, Callable[[Path], Backend]] = {
     "local files": lambda directory: LocalFiles(directory / "run"),
@@ -57,6 +58,13 @@ def backend(kind: str, tmp_path: Path) -> Backend:
     return made
 
 
+@pytest.fixture
+def lock(backend: Backend) -> Iterator[Lock]:
+    taken = backend.lock()
+    yield taken
+    taken.release()
+
+
 def content_of(text: str) -> Bytes:
     return np.frombuffer(text.encode(), dtype=np.uint8)
 
@@ -71,33 +79,31 @@ def test_a_new_place_is_empty(backend: Backend) -> None:
     assert backend.names() == set()
 
 
-def test_creating_a_place_again_keeps_what_is_there(backend: Backend) -> None:
-    backend.write("a", [content_of("kept")])
+def test_creating_a_place_again_keeps_what_is_there(backend: Backend, lock: Lock) -> None:
+    lock.write("a", [content_of("kept")])
     backend.create()
     assert text_of(backend, "a") == "kept"
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_what_was_written_is_read(backend: Backend, size: int) -> None:
+def test_what_was_written_is_read(backend: Backend, lock: Lock, size: int) -> None:
     content = np.random.default_rng(0).integers(0, 256, size, dtype=np.uint8)
-    backend.write("a", np.array_split(content, 3))
+    lock.write("a", np.array_split(content, 3))
     blob = backend.open("a")
     assert blob.size == size
     np.testing.assert_array_equal(blob.read(0, size), content)
     np.testing.assert_array_equal(blob.read(size // 3, size // 2), content[size // 3 : size // 2])
 
 
-def test_names_are_those_of_the_objects(backend: Backend) -> None:
+def test_names_are_those_of_the_objects(backend: Backend, lock: Lock) -> None:
     for name in ("a", "b"):
-        backend.write(name, [content_of(name)])
-    lock = backend.lock()
+        lock.write(name, [content_of(name)])
     assert backend.names() == {"a", "b"}
-    lock.release()
 
 
-def test_a_write_replaces_what_was_there(backend: Backend) -> None:
-    backend.write("a", [content_of("a long text")])
-    backend.write("a", [content_of("short")])
+def test_a_write_replaces_what_was_there(backend: Backend, lock: Lock) -> None:
+    lock.write("a", [content_of("a long text")])
+    lock.write("a", [content_of("short")])
     assert text_of(backend, "a") == "short"
 
 
@@ -106,53 +112,53 @@ def failing() -> Iterator[Bytes]:
     raise MemoryError("no room for the other half")
 
 
-def test_a_write_that_fails_leaves_what_was_there(backend: Backend) -> None:
-    backend.write("a", [content_of("whole")])
+def test_a_write_that_fails_leaves_what_was_there(backend: Backend, lock: Lock) -> None:
+    lock.write("a", [content_of("whole")])
     with pytest.raises(MemoryError):
-        backend.write("a", failing())
+        lock.write("a", failing())
     assert text_of(backend, "a") == "whole"
     assert backend.names() == {"a"}
 
 
-def test_a_write_that_fails_leaves_nothing_where_nothing_was(backend: Backend) -> None:
+def test_a_write_that_fails_leaves_nothing_where_nothing_was(backend: Backend, lock: Lock) -> None:
     with pytest.raises(MemoryError):
-        backend.write("a", failing())
+        lock.write("a", failing())
     assert backend.names() == set()
 
 
-def test_what_was_deleted_is_gone(backend: Backend) -> None:
+def test_what_was_deleted_is_gone(backend: Backend, lock: Lock) -> None:
     for name in ("a", "b"):
-        backend.write(name, [content_of(name)])
-    backend.delete("a")
+        lock.write(name, [content_of(name)])
+    lock.delete("a")
     assert backend.names() == {"b"}
     with pytest.raises(FileNotFoundError):
         backend.open("a")
 
 
-@pytest.mark.parametrize("operation", ["open", "delete"])
-def test_what_is_not_there_is_not_found(backend: Backend, operation: str) -> None:
-    with pytest.raises(FileNotFoundError):
-        getattr(backend, operation)("a")
+def test_what_is_not_there_is_not_found(backend: Backend, lock: Lock) -> None:
+    for operation in (backend.open, lock.delete):
+        with pytest.raises(FileNotFoundError):
+            operation("a")
 
 
-@pytest.mark.parametrize("change", [lambda b: b.write("a", [content_of("after")]), lambda b: b.delete("a")])
-def test_what_was_opened_stays_as_it_was(backend: Backend, change: Callable[[Backend], Any]) -> None:
-    backend.write("a", [content_of("before")])
+@pytest.mark.parametrize("change", [lambda lock: lock.write("a", [content_of("after")]), lambda lock: lock.delete("a")])
+def test_what_was_opened_stays_as_it_was(backend: Backend, lock: Lock, change: Callable[[Lock], Any]) -> None:
+    lock.write("a", [content_of("before")])
     blob = backend.open("a")
-    change(backend)
+    change(lock)
     assert blob.read(0, blob.size).tobytes() == b"before"
 
 
-def test_bytes_that_were_read_are_the_readers_own(backend: Backend) -> None:
-    backend.write("a", [content_of("before")])
+def test_bytes_that_were_read_are_the_readers_own(backend: Backend, lock: Lock) -> None:
+    lock.write("a", [content_of("before")])
     blob = backend.open("a")
     blob.read(0, blob.size)[:] = 0
     assert text_of(backend, "a") == "before"
 
 
-def test_bytes_that_were_written_are_the_backends_own(backend: Backend) -> None:
+def test_bytes_that_were_written_are_the_backends_own(backend: Backend, lock: Lock) -> None:
     content = content_of("before").copy()
-    backend.write("a", [content])
+    lock.write("a", [content])
     content[:] = 0
     assert text_of(backend, "a") == "before"
 
@@ -185,22 +191,52 @@ def test_a_path_is_a_directory_of_files_and_a_backend_is_itself(tmp_path: Path, 
 
 
 def test_messages_name_objects() -> None:
+    here = Path.cwd() / "runs" / "x"
     described = [(one.describe(), one.describe("a")) for one in (LocalFiles(Path("runs/x")), InMemory(), InMemory("m"))]
-    assert described == [(str(Path("runs/x")), str(Path("runs/x/a"))), ("memory", "memory:a"), ("m", "m:a")]
+    assert described == [(str(here), str(here / "a")), ("memory", "memory:a"), ("m", "m:a")]
 
 
 def test_a_directory_that_is_not_there_has_no_objects(tmp_path: Path) -> None:
     backend = LocalFiles(tmp_path / "nowhere")
     assert not backend.exists()
     assert backend.names() == set()
-    with pytest.raises(StorageError, match=f"cannot write {tmp_path}/nowhere/a: No such file"):
-        backend.write("a", [content_of("a")])
+    with pytest.raises(StorageError, match=f"cannot write {tmp_path}/nowhere/writer.lock: No such file"):
+        backend.lock()
 
 
-def test_a_directory_with_the_name_of_an_object_can_be_deleted(tmp_path: Path) -> None:
+def test_a_directory_with_the_name_of_an_object_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    LocalFiles(tmp_path).delete("a")
-    assert not list(tmp_path.iterdir())
+    lock = LocalFiles(tmp_path).lock()
+    with pytest.raises(OSError, match="a"):
+        lock.delete("a")
+    lock.release()
+    assert (tmp_path / "a" / "b").exists()
+
+
+def test_a_directory_that_is_renamed_is_written_to_by_its_new_name(tmp_path: Path) -> None:
+    backend, elsewhere = LocalFiles(tmp_path / "run"), LocalFiles(tmp_path / "elsewhere")
+    backend.create()
+    lock = backend.lock()
+    assert not lock.moved
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    backend.create()  # somebody else's, by the same name
+    assert (lock.moved, lock.removed) == (True, False)
+    lock.write("a", [content_of("mine")])
+    lock.write("b", [content_of("gone")])
+    lock.delete("b")
+    assert (text_of(elsewhere, "a"), elsewhere.names(), lock.names(), backend.names()) == ("mine", {"a"}, {"a"}, set())
+    lock.release()
+
+
+def test_files_that_are_mapped_are_not_kept_open(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("content")
+    descriptors = Path("/proc/self/fd")
+    if not descriptors.exists():
+        pytest.skip("this system does not list open files")
+    before = len(list(descriptors.iterdir()))
+    blobs = [LocalFiles(tmp_path).open("a") for _ in range(50)]
+    assert len(list(descriptors.iterdir())) == before
+    assert {blob.read(0, blob.size).tobytes() for blob in blobs} == {b"content"}
 
 
 @pytest.mark.parametrize("path", ABOVE, ids=lambda path: path.relative_to(STORE).as_posix())

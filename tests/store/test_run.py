@@ -20,6 +20,7 @@ from torch import nn
 import dualform
 from dualform.errors import RunError, RunExists
 from dualform.store import Run
+from dualform.store.schema import VERSION
 from tests.recorder.loops import network, record, sgd, step
 
 Array = NDArray[Any]
@@ -53,7 +54,7 @@ def shard(run: Path, index: int) -> Path:
 def test_a_run_is_files_anyone_can_read(run: Path) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     assert manifest["format"] == "dualform"
-    assert manifest["version"] == 3
+    assert manifest["version"] == VERSION
     assert [layer["name"] for layer in manifest["layers"]] == ["0", "2"]
     tensors = load_file(shard(run, 1))
     assert sorted(tensors) == sorted([
@@ -63,13 +64,14 @@ def test_a_run_is_files_anyone_can_read(run: Path) -> None:
         *(f"state/parameters/{layer}.{part}" for layer in "02" for part in ("weight", "bias")),
         *(f"state/optimizers/0/{layer}.{part}/momentum_buffer" for layer in "02" for part in ("weight", "bias")),
         *(f"tags/{layer}/{tag}" for layer in "02" for tag in ("id", "task")),
+        "texts/task", "text_ends/task",
     ])  # fmt: skip
     assert tensors["slots/0/values"].shape == (12, 4)
     assert tensors["tags/0/id"].dtype == np.int8
     with safe_open(shard(run, 1), framework="np") as file:
         info = json.loads(file.metadata()["dualform"])
     assert (info["first_step"], info["last_step"], info["ended"]) == (0, 2, None)
-    assert info["strings"]["0/task"] == ["b"]
+    assert (tensors["texts/task"].tobytes(), tensors["text_ends/task"].tolist()) == (b"b", [1])
 
 
 def after_two_steps(birth: Mapping[str, Array], chapter: Mapping[str, Array], values: Array) -> Array:
@@ -177,7 +179,7 @@ def test_what_is_not_a_run_says_so(tmp_path: Path, run: Path) -> None:
     for text, message in [
         ("", "manifest.json is a corrupt manifest: Expecting value"),
         ("[]", "not the manifest of a dualform run"),
-        ('{"format": "dualform", "version": 4}', "format version 4, this dualform reads 3: upgrade"),
+        ('{"format": "dualform", "version": 99}', f"format version 99, this dualform reads {VERSION}: upgrade"),
         ('{"format": "dualform", "version": 2}', "recorded by an older dualform: record again"),
         (content.replace("float64", "float32", 1), "damaged or edited"),
     ]:

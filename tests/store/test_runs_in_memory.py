@@ -150,10 +150,11 @@ def test_damage_in_memory_is_told_by_name() -> None:
     memory, _ = recorded()
     content = np.frombuffer(objects(memory)["shard-000002.safetensors"], dtype=np.uint8).copy()
     content[-1] ^= 1
-    memory.write("shard-000002.safetensors", [content])
+    lock = memory.lock()
+    lock.write("shard-000002.safetensors", [content])
     with pytest.raises(RunError, match="memory:shard-000002.safetensors is damaged: the checksum of .* does not fit"):
         dualform.load(memory).verify()
-    memory.write("shard-000002.safetensors", [content[:-1]])
+    lock.write("shard-000002.safetensors", [content[:-1]])
     with pytest.warns(UserWarning, match="memory:shard-000002.safetensors is a corrupt shard"):
         assert dualform.load(memory).steps == SYNCED[0]
 

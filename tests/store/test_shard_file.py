@@ -38,7 +38,7 @@ def safetensors_takes(content: bytes) -> bool:
 
 def dualform_takes(content: bytes) -> bool:
     backend = InMemory()
-    backend.write(NAME, [np.frombuffer(content, dtype=np.uint8)])
+    backend.lock().write(NAME, [np.frombuffer(content, dtype=np.uint8)])
     try:
         read_header(backend.open(NAME))
     except (ValueError, RecursionError):
@@ -54,7 +54,7 @@ def test_what_is_written_is_read_by_both() -> None:
         "empty": Column([np.empty((0, 5), dtype=np.float32)]),
         "half": Column([np.zeros(4, dtype=np.uint16)], "bfloat16"),
     }
-    write_shard(backend, NAME, columns, ShardInfo("r", 0, "", 0, 0, {}, {}, None))
+    write_shard(backend.lock(), NAME, columns, ShardInfo("r", 0, "", 0, 0, {}, None))
     blob = backend.open(NAME)
     content = blob.read(0, blob.size).tobytes()
     assert safetensors_takes(content)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from dualform.store import InMemory, Run
-from tests.slots.untagged import KINDS, LAYER, TABLE, Slot, write
+from tests.slots.untagged import KINDS, LAYER, Slot, write
 
 WHOLE: Slot = (7, 0.5, True, "red")
 EMPTY: Slot = (None, None, None, None)
@@ -33,5 +33,4 @@ def test_only_what_is_missing_takes_room() -> None:
 def test_a_text_that_no_slot_has_is_not_stored() -> None:
     backend = InMemory()
     write(backend, [[WHOLE], [EMPTY]], [True, True])
-    strings = [shard.info.strings for _, shard in Run(backend).chapters]
-    assert [(texts[f"{LAYER}/colour"], texts[f"{TABLE}/colour"]) for texts in strings] == [(["red"], []), ([], [])]
+    assert [shard.strings("colour").tolist() for _, shard in Run(backend).chapters] == [["red"], []]

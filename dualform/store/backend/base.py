@@ -2,7 +2,7 @@
 
     backend.create()
     lock = backend.lock()                       # raises while somebody else writes there
-    backend.write("manifest.json", [content])   # whole or not there, and durable
+    lock.write("manifest.json", [content])      # whole or not there, and durable
     blob = backend.open("manifest.json")
     blob.read(0, blob.size)
     lock.release()
@@ -49,7 +49,10 @@ class ArrayBlob:
 
 
 class Lock(Protocol):
-    """The right to write, from `Backend.lock` until `release`, or until the process ends, however it ends."""
+    """The right to write, from `Backend.lock` until `release`, or until the process ends, however it ends.
+
+    It is of the place that was locked: should that be moved, objects are written to where it is now.
+    """
 
     @property
     def held(self) -> bool:
@@ -58,6 +61,23 @@ class Lock(Protocol):
     @property
     def removed(self) -> bool:
         """Whether everything was removed from under it, so that somebody else may be writing there by now."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the place has another name by now."""
+
+    def names(self) -> set[str]:
+        """Return the names of all objects, unfinished ones too."""
+
+    def write(self, name: str, pieces: Iterable[Bytes]) -> None:
+        """Write an object, or replace it, atomically: it has all pieces, or it is as it was before.
+
+        It is durable when this returns: no crash and no power cut takes it away. Raises a StorageError; what the
+        pieces themselves raise, while they are made, is passed on.
+        """
+
+    def delete(self, name: str) -> None:
+        """Delete an object; durable, so that deletions happen in their order."""
 
     def release(self) -> None:
         """Let the next writer in. To release twice does no harm."""
@@ -81,16 +101,6 @@ class Backend(Protocol):
 
     def open(self, name: str) -> Blob:
         """Open an object to be read, without reading it. Raises a ValueError for what cannot be one, such as a pipe."""
-
-    def write(self, name: str, pieces: Iterable[Bytes]) -> None:
-        """Write an object, or replace it, atomically: it has all pieces, or it is as it was before.
-
-        It is durable when this returns: no crash and no power cut takes it away. Raises a StorageError; what the
-        pieces themselves raise, while they are made, is passed on.
-        """
-
-    def delete(self, name: str) -> None:
-        """Delete an object, and whatever else has that name; durable, so that deletions happen in their order."""
 
     def lock(self) -> Lock:
         """Take the lock. Raises RunExists while somebody else holds it, and a StorageError if it cannot be taken."""

@@ -1,4 +1,4 @@
-"""Let one writer at a time into a run.
+"""Let one writer at a time into a run, and let nobody else write.
 
 The operating system holds the lock for as long as the process lives, so nothing of a process that was
 killed is ever in the way: the mere existence of a lock file means nothing.
@@ -6,11 +6,13 @@ killed is ever in the way: the mere existence of a lock file means nothing.
 
 import os
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
 from weakref import WeakSet
 
+from dualform.atomic_file import Bytes, OpenDirectory
 from dualform.errors import RunExists, StorageError
 from dualform.store.schema import LOCK
 
@@ -18,21 +20,25 @@ _TRIES, _PAUSE_SECONDS = 5, 0.05
 
 
 class FileLock:
-    """Keeps a second writer out of a run."""
+    """Keeps a second writer out of a run, and writes to it: to the directory that was locked, wherever that is now."""
 
-    def __init__(self, directory: Path) -> None:
-        path = directory / LOCK
+    def __init__(self, path: Path) -> None:
+        directory = None
         try:
-            self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            directory = OpenDirectory(path)
+            self._handle = directory.open(LOCK, os.O_RDWR)
         except OSError as error:
-            raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+            if directory is not None:
+                directory.close()
+            raise StorageError(f"cannot write {path / LOCK}: {error.strerror or error}") from error
+        self._directory = directory
         try:
             _lock_soon(self._handle)
         except OSError as error:
-            os.close(self._handle)
+            self._close()
             if isinstance(error, BlockingIOError | PermissionError):
-                raise RunExists(f"another process is recording to {directory}") from None
-            raise StorageError(f"cannot lock {path}: {error.strerror or error}") from error
+                raise RunExists(f"another process is recording to {path}") from None
+            raise StorageError(f"cannot lock {path / LOCK}: {error.strerror or error}") from error
         _held.add(self)
 
     @property
@@ -45,11 +51,29 @@ class FileLock:
         """Whether somebody has deleted the directory, or everything in it."""
         return os.fstat(self._handle).st_nlink == 0
 
+    @property
+    def moved(self) -> bool:
+        """Whether the directory has another name by now."""
+        return self._directory.moved
+
+    def names(self) -> set[str]:
+        return self._directory.names() - {LOCK}
+
+    def write(self, name: str, pieces: Iterable[Bytes]) -> None:
+        self._directory.write(name, pieces)
+
+    def delete(self, name: str) -> None:
+        self._directory.delete(name)
+
     def release(self) -> None:
         if self.held:
             _held.remove(self)
-            with suppress(OSError):  # it is given back whatever closing says, and nothing was written to it
-                os.close(self._handle)
+            self._close()
+
+    def _close(self) -> None:
+        with suppress(OSError):  # it is given back whatever closing says, and nothing was written to it
+            os.close(self._handle)
+        self._directory.close()
 
 
 _held: WeakSet[FileLock] = WeakSet()

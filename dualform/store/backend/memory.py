@@ -40,31 +40,21 @@ class InMemory:
 
     def open(self, name: str) -> Blob:
         """Return a copy, which may be written to."""
-        return ArrayBlob(np.frombuffer(self._content(name), dtype=np.uint8).copy())
-
-    def write(self, name: str, pieces: Iterable[Bytes]) -> None:
-        self._objects[name] = b"".join(piece.tobytes() for piece in pieces)
-
-    def delete(self, name: str) -> None:
-        self._content(name)
-        del self._objects[name]
-
-    def lock(self) -> "MemoryLock":
-        return MemoryLock(self._turn, self._label)
-
-    def _content(self, name: str) -> bytes:
         if name not in self._objects:
             raise FileNotFoundError(f"there is no {self.describe(name)}")
-        return self._objects[name]
+        return ArrayBlob(np.frombuffer(self._objects[name], dtype=np.uint8).copy())
+
+    def lock(self) -> "MemoryLock":
+        return MemoryLock(self._turn, self._label, self._objects)
 
 
 class MemoryLock:
     """Keeps a second writer of this process out."""
 
-    def __init__(self, turn: threading.Lock, label: str) -> None:
+    def __init__(self, turn: threading.Lock, label: str, objects: dict[str, bytes]) -> None:
         if not turn.acquire(blocking=False):
             raise RunExists(f"another recorder is recording to {label}")
-        self._turn, self._released, self._process = turn, False, os.getpid()
+        self._turn, self._objects, self._released, self._process = turn, objects, False, os.getpid()
 
     @property
     def held(self) -> bool:
@@ -74,6 +64,22 @@ class MemoryLock:
     def removed(self) -> bool:
         """Return False: objects exist for as long as somebody refers to them."""
         return False
+
+    @property
+    def moved(self) -> bool:
+        """Return False: there is nowhere else."""
+        return False
+
+    def names(self) -> set[str]:
+        return {*self._objects}
+
+    def write(self, name: str, pieces: Iterable[Bytes]) -> None:
+        self._objects[name] = b"".join(piece.tobytes() for piece in pieces)
+
+    def delete(self, name: str) -> None:
+        if name not in self._objects:
+            raise FileNotFoundError(f"there is no {name}")
+        del self._objects[name]
 
     def release(self) -> None:
         if self.held:

@@ -51,6 +51,19 @@ def set_info(value: Any, *place: Any, shard: int = 1) -> Edit:
     return lambda forged: put(forged.shards[shard].info, place, value)
 
 
+def set_texts(texts: Sequence[str | bytes], tag: str = "s", shard: int = 1) -> Edit:
+    """Other texts of a tag, or bytes that are none."""
+
+    def edit(forged: Forged) -> None:
+        encoded = [text.encode() if isinstance(text, str) else text for text in texts]
+        forged.shards[shard].tensors |= {
+            f"texts/{tag}": np.frombuffer(b"".join(encoded), dtype=np.uint8).copy(),
+            f"text_ends/{tag}": np.cumsum([len(text) for text in encoded], dtype=np.int64),
+        }
+
+    return edit
+
+
 def file_of_shard(shard: int) -> str:
     return (FIRST, SECOND, LAST)[shard]
 

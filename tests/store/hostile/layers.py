@@ -6,7 +6,18 @@ from typing import Any
 
 import numpy as np
 
-from tests.store.hostile.edits import FIRST, LAST, MANIFEST, SECOND, Case, Edit, set_info, set_manifest
+from tests.store.hostile.edits import (
+    FIRST,
+    LAST,
+    MANIFEST,
+    SECOND,
+    Case,
+    Edit,
+    replace,
+    set_info,
+    set_manifest,
+    set_texts,
+)
 from tests.store.hostile.forge import Forged
 
 
@@ -15,9 +26,9 @@ def all_tags(tags: dict[str, Any], columns: Callable[[str], Any]) -> Edit:
 
     def edit(forged: Forged) -> None:
         for shard in forged.shards[1:]:
-            for name in [name for name in shard.tensors if name.startswith("tags/")]:
+            for name in [name for name in shard.tensors if name.startswith(("tags/", "text"))]:
                 del shard.tensors[name]
-            shard.info["tags"], shard.info["strings"] = tags, {}
+            shard.info["tags"] = tags
             slots = len(shard.tensors["slots/0/values"])
             for tag in tags:
                 shard.tensors[f"tags/0/{tag}"] = np.zeros(slots, dtype=columns(tag))
@@ -36,9 +47,12 @@ def _rename(name: str) -> Edit:
                     (f"{prefix}/{name}{key.removeprefix(f'{prefix}/0')}" if key.startswith(f"{prefix}/0") else key): one
                     for key, one in shard.tensors.items()
                 }
-            shard.info["strings"] = {f"{name}{k.removeprefix('0')}": v for k, v in shard.info["strings"].items()}
 
     return edit
+
+
+def _text_ends(ends: list[int]) -> Edit:
+    return replace("text_ends/s", lambda _: np.array(ends))
 
 
 def _two_layers_of_one_name(forged: Forged) -> None:
@@ -134,17 +148,22 @@ LAYERS = [
     ),
     Case("a tag called ''", all_tags({"": "int"}, lambda tag: np.int8), refused=False),
     Case("a tag called 'total'", all_tags({"total": "int"}, lambda tag: np.int8), refused=False),
-    Case("a tag called 'a/b'", all_tags({"a/b": "int"}, lambda tag: np.int8), refused=False),
+    Case("a tag called 'a/b'", all_tags({"a/b": "int"}, lambda tag: np.int8)),
     Case("a kind of tag nobody knows", set_info("date", "tags", "i")),
     Case("a tag that is not there", set_info("int", "tags", "j")),
     Case("a tag of another kind from a shard on", set_info("float", "tags", "i", shard=2), LAST),
-    Case("a string tag without its texts", set_info({}, "strings")),
-    Case("too few texts", set_info(["a"], "strings", "0/s")),
-    Case("texts that are numbers", set_info([1, 2], "strings", "0/s")),
-    Case("texts of a tag that is not there", set_info(["a"], "strings", "0/j"), refused=False),
-    Case("texts with NUL", set_info(["a\0", "a\0\0"], "strings", "0/s"), refused=False),
-    Case("equal texts", set_info(["a", "a"], "strings", "0/s"), refused=False),
-    Case("texts in no order", set_info(["b", "a"], "strings", "0/s"), refused=False),
+    Case("a string tag without its texts", lambda forged: forged.shards[1].tensors.__delitem__("texts/s")),
+    Case("a string tag without the ends of its texts", lambda forged: forged.shards[1].tensors.pop("text_ends/s")),
+    Case("too few texts", set_texts(["a"])),
+    Case("texts of half a character", set_texts([b"\xc3", b"\xa9"])),
+    Case("texts of half a surrogate pair", set_texts(["a", b"\xed\xb3\xa9"])),
+    *(Case(f"texts that end at {ends}", _text_ends(ends)) for ends in ([2, 1], [-1, 2], [1, 3], [1, 1], [1, 2**62])),
+    Case("texts as other numbers", replace("texts/s", lambda content: content.astype(np.int8))),
+    Case("ends of texts in rows", replace("text_ends/s", lambda ends: ends[:, None])),
+    Case("texts of a tag that is not there", set_texts(["a"], "j")),
+    Case("texts with NUL", set_texts(["a\0", "a\0\0"]), refused=False),
+    Case("equal texts", set_texts(["a", "a"]), refused=False),
+    Case("texts in no order", set_texts(["b", "a"]), refused=False),
 ]
 
 

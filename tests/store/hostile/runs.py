@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.store.codec import sparse
+from tests.store.hostile.edits import set_texts
 from tests.store.hostile.forge import Forged
 
 _STEPS = 3  # one in the shard after the first, two in the last
@@ -136,7 +137,7 @@ def untagged(path: Path) -> None:
             column[missing] = 0
             shard.tensors[f"untagged/0/{tag}"] = missing
     last = forged.shards[2]
-    last.info["strings"]["0/s"] = []
+    set_texts([], shard=2)(forged)
     last.tensors["tags/0/s"][:], last.tensors["untagged/0/s"][:] = 0, True
     forged.write(path)
 

@@ -17,6 +17,7 @@ from tests.store.hostile.edits import (
     poke_number,
     put,
     replace,
+    set_texts,
 )  # fmt: skip
 from tests.store.hostile.forge import LEFT_OUT, SIZES, Forged, Raw
 
@@ -92,12 +93,8 @@ def _misplaced(forged: Forged) -> None:
     shard.tensors = {"state/buffers/x": np.zeros(1, np.int8), **shard.tensors}
 
 
-def _many_long_texts(forged: Forged) -> None:
-    """Texts of fixed width would take as much room as there are texts, times the longest."""
-    shard = forged.shards[1]
-    shard.info["strings"]["0/s"] = ["a" * 1_000_000, *(str(number) for number in range(4_000))]
-
-
+# in an array of fixed width they would take as much room as there are texts, times the longest
+_MANY_LONG_TEXTS = ["a" * 1_000_000, *(str(number) for number in range(4_000))]
 _PRECISION = "slots/inner/pass_precision"
 
 NUMBERS = [
@@ -170,7 +167,7 @@ NUMBERS = [
     Case("an exponent of 32767", poke("slots/0/value_exponent", 32767)),
     Case("an exponent of -32768", poke("slots/0/key_exponent", -32768)),
     Case("tensors that are not aligned", _misplaced, refused=False),
-    Case("many texts, one of them long", _many_long_texts, refused=False),
+    Case("many texts, one of them long", set_texts(_MANY_LONG_TEXTS), refused=False),
     Case("a tensor nobody knows", lambda forged: put(forged.shards[1].tensors, ["x"], np.zeros(1))),
     Case(
         "a tensor called like a terminal's escapes",
