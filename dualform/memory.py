@@ -34,7 +34,7 @@ from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.kinds import check_kinds, match_modules
-from dualform.slots import By, Selection, View, condition
+from dualform.slots import By, Selection, View, checked_by, condition
 from dualform.store import Run, Shard, Where, clean_name, summary, summary_lines
 from dualform.store.coverage import Coverage
 from dualform.store.schema import MANIFEST, STATE_PARAMETERS
@@ -127,7 +127,7 @@ class Memory:
             steps of a merged memory are those of its sums.
         """
         self._check_layer(layer)
-        return Table(self._folded(layer, VisitsFold(self._sources.view.grouping(layer, by))))
+        return Table(self._folded(layer, VisitsFold(self._sources.view.grouping(layer, checked_by(by)))))
 
     def _folded(self, layer: str, fold: Fold) -> Any:
         return carry_out(Plan(self._sources.view.slots(layer), self._selection, (fold,)))[0]
@@ -152,7 +152,7 @@ class Memory:
 
     # Views
 
-    def where(self, **tags: Any) -> "Memory":
+    def where(self, /, **tags: Any) -> "Memory":
         """Return a view of only the slots with these tags: `memory.where(task="mnist", label=[3, 5])`.
 
         Args:
@@ -160,7 +160,7 @@ class Memory:
         """
         return self._view(self._selection.narrowed(condition(self._run, tags, inverted=False)))
 
-    def without(self, **tags: Any) -> "Memory":
+    def without(self, /, **tags: Any) -> "Memory":
         """Return a view of all slots but those with these tags: `memory.without(label=9)`.
 
         The slots are muted, which is not the same as training without them: errors are those of the run as it was.

@@ -45,11 +45,11 @@ class Table:
         plain = {name: column.tolist() for name, column in self._columns.items()}
         return (dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True))
 
-    def where(self, **values: Any) -> "Table":
+    def where(self, /, **values: Any) -> "Table":
         """Return the rows in which every named column has the given value: `table.where(query=0)`."""
         mask = np.ones(len(self), dtype=bool)
         for name, value in values.items():
-            mask &= self[name] == value
+            mask &= self[name] != self[name] if value != value else self[name] == value  # NaN equals nothing
         return Table({name: column[mask] for name, column in self._columns.items()})
 
     def without(self, *names: str) -> "Table":

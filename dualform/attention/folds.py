@@ -155,7 +155,7 @@ class TotalFold:
         codes = self._grouping.codes(block)
         weights = self._scores.of(block, self._absolute)
         if self._factors:
-            weights = weights * self._factors(block).to(weights.dtype)[:, None]
+            weights = weights.double() * self._factors(block).double()[:, None]  # either may be tiny
         add_by_group(self.totals, weights, codes)
         self.visits.add(block, codes)
 
@@ -185,8 +185,8 @@ def groups_of_examples(grouping: Grouping, by: Sequence[str], examples: Array) -
     assert isinstance(grouping, ByTags)  # examples are slots that share a tag
     group, places = np.zeros(len(examples), dtype=np.int64), grouping.places(examples)
     for name in by:
-        known, code = np.unique(places[name], return_inverse=True)
-        group = group * len(known) + code.reshape(-1)
+        joined = group * grouping.categories[name].size + places[name]
+        group = np.unique(joined, return_inverse=True)[1].reshape(-1)  # numbered anew, so that none grows too large
     return group
 
 

@@ -76,9 +76,9 @@ class Index:
         members: Members = carry_out(Plan(self._view.slots(layer), self._view.selection, (fold,)))[0]
         return members
 
-    def _examples(self, layer: str, by: tuple[str, ...]) -> Examples | None:
-        """Sum up the slots that share the first of these tags, by groups of the others; None if there is no room."""
-        slots, grouping, budget = self._view.slots(layer), self._view.grouping(layer, by), self.sketches.budget
+    def _examples(self, layer: str, tags: tuple[str, ...], by: tuple[str, ...]) -> Examples | None:
+        """Sum up the slots that share all of these tags, in groups by some of them; None if there is no room."""
+        slots, grouping, budget = self._view.slots(layer), self._view.grouping(layer, tags), self.sketches.budget
         nbytes = grouping.size * slots.layer.d_in * slots.dtype.itemsize
         if not kind_of(slots.layer).vectors or nbytes > budget.left:
             return None
@@ -86,4 +86,4 @@ class Index:
         budget.take(nbytes, fold.keys)
         carry_out(Plan(slots, self._view.selection, (fold,)))
         sketch = self.sketches.sketch(fold.keys, slots.layer.d_in)
-        return None if sketch is None else fold.examples(by[1:], sketch)
+        return None if sketch is None else fold.examples(by, sketch)

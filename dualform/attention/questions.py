@@ -21,13 +21,18 @@ from dualform.attention.plan import AttentionPlan, QueryBatch, Question, Route, 
 from dualform.attention.totals import Sums
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError
-from dualform.slots import By
+from dualform.slots import By, checked_by, tag_names
 from dualform.table import Table
 
 Array = NDArray[Any]
 
 _MAX_QUERIES = 1024  # asked at a time, so that memory does not grow with their number
 _MAX_CELLS = 1 << 26  # queries times training examples with a sum each: half a gigabyte
+
+
+def _check_count(count: Any, name: str) -> None:
+    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
+        raise QueryError(f"{name} must be at least 1, a whole number, not {count!r}")
 
 
 @dataclass(frozen=True)
@@ -47,23 +52,34 @@ class Top:
     per: str | None = None
     absolute: bool = False
 
+    def __post_init__(self) -> None:
+        _check_count(self.k, "k")
+        object.__setattr__(self, "by", None if self.by is None else checked_by(self.by))
+        if not isinstance(self.per, str | None):
+            raise QueryError(
+                f"per is one tag, such as 'id', not {self.per!r}; groups go by several: by=('task', 'label')"
+            )
+
+    @property
+    def _groups(self) -> tuple[str, ...]:
+        return () if self.by is None else tag_names(self.by)
+
     @property
     def examples(self) -> tuple[str, ...]:
         """The tags that slots must share for their weights to be summed up: `per`, within the groups of `by`."""
         assert self.per is not None
-        by = () if self.by is None else (self.by,) if isinstance(self.by, str) else self.by
-        return (self.per, *(name for name in by if name != self.per))
+        return tag_names((self.per, *self._groups))
 
     def route(self, batch: QueryBatch) -> Route:
         """Choose an index, if enough was asked for one to pay, or a scan of all slots."""
-        if self.k < 1:
-            raise QueryError(f"k must be at least 1, not {self.k}")
         if self.per is None or self.absolute:
             batch.sources.view.need_single_slots("sizes of single weights" if self.per else "single slots")
         if self.per is None:
             return self._to_slots(batch)
         layer, tags, queries = batch.slots.layer.name, self.examples, batch.queries
-        examples = batch.sources.index.examples(layer, tags) if batch.often and not self.absolute else None
+        examples = (
+            batch.sources.index.examples(layer, tags, self._groups) if batch.often and not self.absolute else None
+        )
         sketched = None if examples is None else examples.search.sketch.of_queries(queries)
         if examples is not None and sketched is not None:
             search, visits = examples.search, examples.visits
@@ -74,7 +90,7 @@ class Top:
         grouping = batch.sources.view.grouping(layer, tags)
         return Route(
             f"a scan of all slots, summed up over {grouping.size:,} training examples",
-            lambda totals: self._table_of_examples(batch, totals.best(tags[1:], self.k), totals.visits),
+            lambda totals: self._table_of_examples(batch, totals.best(self._groups, self.k), totals.visits),
             TotalFold(batch.scores, grouping, len(queries), self.absolute),
         )
 
@@ -149,6 +165,9 @@ class Total(_Sum):
     absolute: bool = False
     valued: bool = False
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "by", None if self.by is None else checked_by(self.by))
+
     @property
     def _sums(self) -> Sums:
         return Sums(self.by, self.absolute, self.valued)
@@ -168,6 +187,9 @@ class Timeline(_Sum):
     bins: int = 60
     absolute: bool = False
     valued: bool = False
+
+    def __post_init__(self) -> None:
+        _check_count(self.bins, "bins")
 
     @property
     def _sums(self) -> Sums:

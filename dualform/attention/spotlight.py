@@ -14,6 +14,7 @@ of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Ou
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from torch import Tensor
@@ -112,5 +113,7 @@ class Spotlight:
         return "\n".join(["Spotlight", *lines, *([f"  note: {self.note}"] if self.note else [])])
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<li>{name}: {len(layer.queries):,} queries</li>" for name, layer in self._layers.items())
-        return f"<b>Spotlight</b><ul>{rows}</ul>{self.note or ''}"
+        rows = "".join(
+            f"<li>{escape(name)}: {len(layer.queries):,} queries</li>" for name, layer in self._layers.items()
+        )
+        return f"<b>Spotlight</b><ul>{rows}</ul>{escape(self.note or '')}"

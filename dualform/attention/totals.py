@@ -133,5 +133,5 @@ class KeyCountFold:
         used = torch.nonzero(self._counts.any(dim=1)).flatten()
         for rows in used.split(_CHUNK_KEYS):
             scores = self._slots.keys.weights(rows.numpy(), queries).abs_()  # (queries, keys)
-            totals += (scores @ self._counts[rows].to(queries.dtype)).mT.double()
+            totals += (scores.double() @ self._counts[rows]).mT
         return totals

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -219,7 +220,7 @@ class Certificate:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return "<pre>" + str(self).replace("<", "&lt;") + "</pre>"
+        return f"<pre>{escape(str(self))}</pre>"
 
 
 def verify(

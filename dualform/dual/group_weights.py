@@ -143,8 +143,6 @@ class GroupWeights:
 
 def groups_of(run: Run, by: By) -> ByTags:
     """Return the groups of all layers, numbered alike for each."""
-    if not by:
-        raise QueryError("to group slots takes at least one tag: by='label'")
     used = [layer for layer in run.layers.values() if run.slots(layer.name)]
     groupings = [ByTags.of(run, layer, by) for layer in used or list(run.layers.values())[:1]]
     return groupings[0] if len(groupings) == 1 else ByTags.union(groupings)

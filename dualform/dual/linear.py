@@ -210,5 +210,8 @@ class Strengths:
 
     def __call__(self, block: Block) -> Tensor:
         """Return the strength of each slot: (slots,)."""
-        norms: Tensor = torch.linalg.vector_norm(block.values, dim=1)
+        values = block.values.double()
+        # The squares of tiny values are 0 even in float64: the largest entry of each is taken out first.
+        largest = values.abs().amax(dim=1)
+        norms: Tensor = torch.linalg.vector_norm(values / largest.where(largest > 0, 1.0)[:, None], dim=1) * largest
         return torch.from_numpy(self._of.of(block, self._use)).abs() * norms

@@ -84,7 +84,7 @@ class Vectors(Keys):
         return self._rows @ (coefficient * query).mT
 
     def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
-        rows = self._rows if factors is None else self._rows * factors.to(self._rows.dtype)[:, None]
+        rows = self._rows if factors is None else self._rows.double() * factors.double()[:, None]  # either may be tiny
         add_by_group(sums, rows, codes)
 
 
@@ -160,6 +160,8 @@ def add_by_group(sums: Tensor, rows: Tensor, codes: NDArray[np.int64]) -> None:
     if len(sums) <= 256:  # one product with the groups' indicators is quicker than scattered adding
         indicator = torch.zeros(len(sums), len(codes), dtype=rows.dtype)
         indicator[index, torch.arange(len(codes))] = 1
-        sums += indicator @ rows
+        added = indicator @ rows
+        # float32 may hold each row, but not their sum
+        sums += added if bool(added.isfinite().all()) else indicator.double() @ rows.double()
     else:
         sums.index_add_(0, index, rows.to(sums.dtype))

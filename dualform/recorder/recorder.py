@@ -71,7 +71,7 @@ class Recorder:
         """How many steps were recorded so far."""
         return (self._resume or 0) if self._session is None else self._session.steps
 
-    def tag(self, **columns: Any) -> None:
+    def tag(self, /, **columns: Any) -> None:
         """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
 
         Tags hold until the next `tag` or step. Every batch needs the same ones. Where a step's first forward pass has

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ Array = NDArray[Any]
 
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "U": "string"}
 _STORED = {"bool": np.bool_, "int": np.int64, "float": np.float64}
+_MAX_WHOLE_FLOAT = 2**53  # beyond which neighbouring whole numbers are one float
+_SURROGATES = range(0xD800, 0xE000)
 
 
 class Tags:
@@ -32,15 +34,8 @@ class Tags:
                 raise RecordingError(f"a tag cannot be called {name!r}: it could not be shown")
             if "/" in name:  # which parts the names of layers from those of tags
                 raise RecordingError(f"a tag cannot be called {name!r}: leave out the slash")
-            array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-            kind = _KINDS.get(array.dtype.kind)
-            if kind is None:
-                raise RecordingError(
-                    f"tag {name!r} must hold numbers or strings, not {array.dtype}: got {type(value).__name__}"
-                )
-            self.kinds[name] = kind
-            # A copy: the user's buffer may be filled with the next batch before the slots are written.
-            self._columns[name] = np.array(array, dtype=_STORED.get(kind, array.dtype))
+            self._columns[name] = _column(name, value)
+            self.kinds[name] = _KINDS[self._columns[name].dtype.kind]
         by_row = [column for column in self._columns.values() if column.ndim]
         self.by_row = bool(by_row)  # whether a tag is not the same for all rows
         # The number of examples, if there is a tag with one entry for each
@@ -69,6 +64,71 @@ class Tags:
             spread = rows.spread if isinstance(rows, Layout) else partial(_spread, rows)
             self._over[rows] = {name: spread(name, column, layer) for name, column in self._columns.items()}
         return self._over[rows]
+
+
+def _column(name: str, value: Any) -> Array:
+    """Return a copy of what the user says as it is stored; raise unless every entry is kept exactly.
+
+    A copy: the user's buffer may be filled with the next batch before the slots are written.
+    """
+    given = _as_array(name, value)
+    kind = _KINDS.get(given.dtype.kind)
+    if kind is None:
+        raise RecordingError(
+            f"tag {name!r} must hold numbers or strings, not {given.dtype}: got {type(value).__name__}. What cannot be "
+            "told of a row has a value of its own, such as -1 or ''"
+        )
+    column = np.array(given, dtype=_STORED.get(kind, given.dtype.newbyteorder("=")))
+    if kind == "string":
+        _check_text(name, column)
+    elif kind != "bool":
+        changed = (column != given) & (given == given)
+        if changed.any():
+            _refuse(name, given[changed].reshape(-1)[0])
+    return column
+
+
+def _as_array(name: str, value: Any) -> Array:
+    """Return an array of whatever the user has, in which nothing was rounded or turned into something else."""
+    try:
+        if isinstance(value, Tensor):
+            # numpy has no bfloat16, and float64 holds all that torch has.
+            return (value.double() if value.is_floating_point() else value).detach().cpu().numpy()
+        if np.ma.is_masked(value):
+            raise RecordingError(f"tag {name!r} has masked entries: fill them with a value of their own, such as -1")
+        array = np.asarray(value)
+        if isinstance(value, np.ndarray | np.generic) and array.dtype.kind not in "OT":
+            return array
+        entries = np.asarray(value, dtype=object)
+        if array.dtype.kind in "OT":  # strings of any length, as pandas has them; or what has no common type
+            array = np.asarray(entries.tolist())
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise RecordingError(
+            f"tag {name!r} cannot be read: {error}. Give an array, a tensor or a list of numbers or strings"
+        ) from None
+    for entry, kept in zip(entries.reshape(-1).tolist(), array.reshape(-1).tolist(), strict=True):
+        rounded = isinstance(entry, int) and isinstance(kept, float) and abs(entry) > _MAX_WHOLE_FLOAT
+        if rounded or (entry != kept and entry == entry):
+            _refuse(name, entry)
+    return array
+
+
+def _refuse(name: str, entry: Any) -> NoReturn:
+    raise RecordingError(
+        f"tag {name!r} cannot keep {entry!r} exactly beside the other entries: give all as whole numbers below 2**63, "
+        "all as floats, or all as strings that do not end in '\\0'"
+    )
+
+
+def _check_text(name: str, column: Array) -> None:
+    """Raise for half a surrogate pair, as in names of files that are not UTF-8: it has no bytes to be stored by."""
+    characters = column.reshape(-1).view(np.uint32)
+    if ((characters >= _SURROGATES.start) & (characters < _SURROGATES.stop)).any():
+        text = next(text for text in column.reshape(-1).tolist() if any(ord(c) in _SURROGATES for c in text))
+        raise RecordingError(
+            f"tag {name!r} holds {text!r}, which is no valid text (half a surrogate pair): pass "
+            "text.encode(errors='backslashreplace').decode() instead"
+        )
 
 
 def _spread(leading: tuple[int, ...], name: str, column: Array, layer: str) -> Array:

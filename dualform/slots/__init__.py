@@ -1,7 +1,7 @@
 """A run's slots: which are chosen, in what groups, streamed in blocks."""
 
 from dualform.slots.blocks import Block, Slots
-from dualform.slots.groups import By, ByTags, ByTime, Grouping, OneGroup
+from dualform.slots.groups import By, ByTags, ByTime, Grouping, OneGroup, checked_by, tag_names
 from dualform.slots.selection import Condition, Selection, condition
 from dualform.slots.stored_keys import KeyRows, StoredKeys
 from dualform.slots.view import View
@@ -19,5 +19,7 @@ __all__ = [
     "Slots",
     "StoredKeys",
     "View",
+    "checked_by",
     "condition",
+    "tag_names",
 ]

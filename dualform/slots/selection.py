@@ -1,19 +1,22 @@
 """Select the slots a question is about: those before a step, and those whose tags fit."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import index
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.errors import NotRecorded, UnknownName
+from dualform.errors import NotRecorded, QueryError, UnknownName
 from dualform.slots.tag_values import TagValues
 from dualform.store import Run, Shard
 
 Array = NDArray[Any]
 Mask = NDArray[np.bool_]
+
+_NAN = object()
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,11 @@ def _has_tag(shard: Shard, layer: str, tag: str, wanted: tuple[Any, ...]) -> Mas
 
 
 def _isin(column: Array, wanted: tuple[Any, ...]) -> Mask:
-    return np.isin(column, np.array(wanted)) if wanted else np.zeros(len(column), dtype=bool)
+    """Return which entries are among those wanted, which are of the column's own kind: so none is rounded."""
+    if not wanted:
+        return np.zeros(len(column), dtype=bool)
+    mask: Mask = np.isin(column, np.array(wanted, dtype=object if column.dtype == object else None))
+    return mask | np.isnan(column) if any(value != value for value in wanted) else mask
 
 
 @dataclass(frozen=True)
@@ -78,26 +85,46 @@ class Selection:
 
 def condition(run: Run, wanted: Mapping[str, Any], inverted: bool) -> Condition:
     """Make a condition of names and values that the run has; an unknown one raises and lists the known."""
-    values = {name: _listed(value) for name, value in wanted.items()}
-    for name, listed in values.items():
+    values = {}
+    for name, value in wanted.items():
         if name in ("step", "slot"):
             if run.manifest.storage.merge:
                 raise NotRecorded(f"a merged memory has no single {name}s; choose by {run.manifest.storage.merge!r}")
-            continue
-        if name not in run.tags:
+            values[name] = tuple(_whole_number(entry, name) for entry in _listed(value))
+        elif name not in run.tags:
             raise UnknownName("tag", name, [*run.tags, "step", "slot"])
-        known = set().union(*(TagValues.of(run, layer, name).to_list() for layer in run.layers))
-        for value in listed:
-            if value not in known:
-                raise UnknownName(f"value of tag {name!r}:", value, sorted(known, key=lambda v: (v is None, v)))
+        else:
+            values[name] = _known(run, name, _listed(value))
     return Condition(values, inverted)
 
 
+def _known(run: Run, tag: str, wanted: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the values of a tag that equal those wanted: a whole number, if that is what the tag holds."""
+    listed = [value for layer in run.layers for value in TagValues.of(run, layer, tag).to_list()]
+    known = {_as_key(value): value for value in listed}
+    for value in wanted:
+        if not isinstance(value, Hashable):
+            raise QueryError(f"tag {tag!r} is compared with a value or a list of them, not {value!r} in a list")
+        if _as_key(value) not in known:
+            raise UnknownName(f"value of tag {tag!r}:", value, sorted(known.values(), key=lambda v: (v is None, v)))
+    return tuple(known[_as_key(value)] for value in wanted)
+
+
+def _as_key(value: Any) -> Any:
+    """Return what stands for a value in a dict: NaN equals nothing, not even itself."""
+    return _NAN if isinstance(value, float | np.floating) and value != value else value
+
+
+def _whole_number(value: Any, name: str) -> int:
+    try:
+        return index(value)
+    except TypeError:
+        raise QueryError(f"{name} is a whole number, or a list of them, not {value!r}") from None
+
+
 def _listed(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, Tensor):
-        value = value.cpu().numpy()
-    if isinstance(value, np.ndarray):
+    if isinstance(value, Tensor | np.ndarray):
         return tuple(value.reshape(-1).tolist())
-    if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, Iterable)):
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         return (value,)
     return tuple(value)

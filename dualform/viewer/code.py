@@ -6,10 +6,12 @@ function, which makes `row`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from keyword import iskeyword
+from math import isfinite
 from typing import TYPE_CHECKING
 
 from dualform import Question
-from dualform.viewer.requests import MuteSet, PassagesRequest
+from dualform.viewer.requests import MuteSet, PassagesRequest, Value
 
 if TYPE_CHECKING:
     from dualform.viewer.opened_run import OpenedRun
@@ -127,7 +129,7 @@ def muted(sets: Sequence[MuteSet]) -> list[str]:
             'visited = {position for table in tables for position in table["position"].tolist()} - {None}',
         ]
     for mute_set in sets:
-        conditions = [f"{name}={list(values)!r}" for name, values in mute_set.tags]
+        conditions = [_keyword(name, _values(values)) for name, values in mute_set.tags]
         if mute_set.steps:
             conditions.append(f"step=range({mute_set.steps[0]}, {mute_set.steps[1]})")
         if mute_set.positions:
@@ -135,6 +137,22 @@ def muted(sets: Sequence[MuteSet]) -> list[str]:
             conditions.append(f"position=[position for position in visited if {first} <= position < {end}]")
         views += f".without({', '.join(conditions)})"
     return [*lines, f"muted = memory{views}.model(model)"]
+
+
+def _keyword(name: str, value: str) -> str:
+    """Pass an argument by its name, which may be any text: what is no name in Python goes into a dict."""
+    return (
+        f"{name}={value}"
+        if name.isidentifier() and not iskeyword(name) and name.isascii()
+        else f"**{{{name!r}: {value}}}"
+    )
+
+
+def _values(values: Sequence[Value]) -> str:
+    """List values; Python has no literals for NaN and infinity."""
+    finite = (not isinstance(value, float) or isfinite(value) for value in values)
+    written = (repr(value) if ok else f"float({str(value)!r})" for value, ok in zip(values, finite, strict=True))
+    return f"[{', '.join(written)}]"
 
 
 def spotlight(layer: str, sums_rows: bool, questions: Mapping[str, Question]) -> list[str]:

@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import dualform
 from dualform import Output, Timeline, Top, Total
+from dualform.attention.spotlight import LayerSpotlight, Spotlight
 from dualform.errors import NotRecorded, QueryError, UnknownName
 from dualform.memory import Memory
 
@@ -276,3 +277,11 @@ def test_coarser_storage_stays_close(tmp_path: Path, dtype: str, tolerance: floa
     )
     assert layer.top(1)["score"].dtype == np.float32
     assert_close(layer.output(), model[0](queries).detach(), rtol=tolerance, atol=tolerance)
+
+
+def test_html_shows_hostile_names_as_text() -> None:
+    layer = LayerSpotlight(None, "<script>", torch.ones(1, 2), None)  # type: ignore[arg-type]
+    html = Spotlight({"<script>": layer}, note="<img src=x> & co")._repr_html_()
+    assert "<script" not in html
+    assert "<img" not in html
+    assert "&amp; co" in html

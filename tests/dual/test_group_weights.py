@@ -320,7 +320,7 @@ def test_names_that_are_not_known(tmp_path: Path) -> None:
     ):
         with pytest.raises(UnknownName, match=r"no (layer|group|tag) .*; choose from"):
             unknown()
-    with pytest.raises(QueryError, match="at least one tag"):
+    with pytest.raises(QueryError, match="by is a tag or a tuple of tags"):
         memory.group_weights(by=())
     with pytest.raises(QueryError, match="recorded with a '0.weight' of shape"):
         weights.model(mlp((5, 6, 3), bias=True), [0])
