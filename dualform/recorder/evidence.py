@@ -1,13 +1,13 @@
 """Gather what is known of a step before it is audited: ledger lines, gradients seen by a probe, captured passes.
 
     view = view_gradients(layer, step)                  # just before the optimiser reads the gradients
-    view = view_gradients(layer, step, view)            # after its step: the same, unless they have changed
+    view = view_gradients(layer, step, view)            # the same, unless they have changed since
 
-Gradients are looked at just before the optimiser reads them, so that they come from memory once for both. What changes
-them after that, a closure or somebody else's hook, makes other tensors of them or counts up their versions; then they
-are looked at again after the step. Fused optimisers may unscale them without counting, and are looked at afterwards
-only. A hook that comes after the recorder's own and changes them through `.data`, which nothing counts, shows in the
-certificate only.
+Gradients are looked at just before the optimiser reads them, so that they come from memory once for both, and because
+some change them while they step: SGD with Nesterov's momentum and foreach does. A closure is looked at when it has made
+them. Where another hook comes after the recorder's own and changes them, they are looked at once more after the step.
+Fused optimisers may unscale them without counting up their versions, and are looked at afterwards only. A hook that
+comes after the recorder's own and changes them through `.data`, which nothing counts, shows in the certificate only.
 """
 
 from collections.abc import Mapping, Sequence
