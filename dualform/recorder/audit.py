@@ -20,11 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.errors import NotFinite
+from dualform.recorder.captures import Capture
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
-from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
+from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence, rounding_of_sum
 from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
+_SUMS_SO_FAR = 64  # of a pass, that are looked at
 
 
 class Unexplained(NamedTuple):
@@ -123,14 +125,36 @@ class _Equation:
                 bounds[i] += as_float64(absolute[self._rows].reshape(-1))
         return bounds
 
+    @cached_property
+    def rounding(self) -> Array:
+        """What rounding may leave over of each pass, elementwise: by absolute values, and by the sums so far."""
+        rounding = SLACK * self.bounds
+        for i in np.flatnonzero(self.finite).tolist():
+            of_pass = self._evidence.passes.get(self._numbers[i])
+            for capture in of_pass.captures if of_pass else ():
+                rows = len(capture.keys.rows)
+                rounding[i] += rounding_of_sum(rows) * self._largest_sum(capture)
+        return self._evidence.view.eps * rounding
+
+    def _largest_sum(self, capture: Capture) -> Array:
+        """Return the largest sum so far, as rows are summed up one after the other: (n,)."""
+        keys, values = capture.keys.unpacked(), capture.values.unpacked()
+        size = -(-len(keys) // _SUMS_SO_FAR)
+        parts = [
+            as_float64(self._evidence.layer.probe.of_rows(x, e)[self._rows].reshape(-1))
+            for x, e in zip(keys.split(size), values.split(size), strict=True)
+        ]
+        largest: Array = np.abs(np.cumsum(parts, axis=0)).max(axis=0)
+        return largest
+
     def explained(self, factors: Array) -> bool:
         """Return whether nothing is left over but rounding."""
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
         size, low = _norm(predicted), self._evidence.half_rounding
-        if _norm(gap) <= (SLACK * self._evidence.view.eps + low) * size:
+        if _norm(gap) <= self._evidence.rounding * size:
             return True  # it fits as a whole; no elementwise bound is needed
-        rounding = SLACK * self._evidence.view.eps * _weighted(np.abs(factors), self.bounds)
+        rounding = _weighted(np.abs(factors), self.rounding)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:

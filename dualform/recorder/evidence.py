@@ -27,6 +27,9 @@ from dualform.store.chapter import Accounts
 # What rounding may leave over, elementwise: SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
 SLACK = 32.0
+# And, where many rows are summed up: each addition rounds the sum so far by up to eps / 2 of its size. The errors of n
+# of them are independent, so they add up to sqrt(n) / 2 times the largest sum so far: four times that is allowed.
+_OF_SUMS_SO_FAR = 2.0
 # And, of the gradient's own size, where it was rounded to half precision as a whole.
 _HALF_ROUNDING = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -71,7 +74,8 @@ class LayerEvidence(NamedTuple):
     @property
     def rounding(self) -> float:
         """What rounding may leave over, of the gradient's own size."""
-        return SLACK * self.view.eps + self.half_rounding
+        rows = sum(len(capture.keys.rows) for capture in self.captures)
+        return max(SLACK, rounding_of_sum(rows)) * self.view.eps + self.half_rounding
 
     @property
     def half_rounding(self) -> float:
@@ -85,6 +89,11 @@ class StepEvidence(NamedTuple):
     lines: Lines  # of the optimiser's parameters: whether each was stepped, then the optimiser's columns
     layers: Sequence[LayerEvidence]  # those that have gradients
     accounts: Accounts  # of what no layer uses
+
+
+def rounding_of_sum(rows: int) -> float:
+    """Return what rounding may add to a sum over so many rows, in units of eps times the largest sum so far."""
+    return _OF_SUMS_SO_FAR * rows**0.5
 
 
 def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:
