@@ -54,8 +54,8 @@ def averaging(line: Line, *, alpha: Number = 0.0, beta: Number) -> Step:
 def divided(size: float, divisor: Tensor, square: Tensor, line: Line) -> Tensor:
     """Return size / divisor, in place; under coupled decay, nothing where the running square is zero.
 
-    There, every gradient so far was zero and so is the weight that would decay, as in the padding row of an embedding: it
-    stays what it is. A divisor of eps would make a number of it that grows with every step, to be multiplied by zero.
+    There, every gradient so far was zero, and so is the weight that would decay, as in the padding row of an embedding:
+    it stays what it is. A divisor of eps would make a number that grows with every step, to be multiplied by zero.
     """
     quotient = divisor.reciprocal_().mul_(size)
     return quotient.masked_fill_(square == 0, 0.0) if coupled(line) else quotient

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from dualform.dual.state import stored_tensor
 from dualform.errors import QueryError
 from dualform.kinds import match_modules
-from dualform.store import Run, Shard, clean_name
+from dualform.kinds.names import named_buffers, named_parameters
+from dualform.store import Run, Shard
 from dualform.store.schema import STATE_BUFFERS, STATE_PARAMETERS
 
 
@@ -23,12 +24,12 @@ def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[s
     state |= {name: tensor.to(state[name].dtype) for name, tensor in parameters.items()}
     result = copy.deepcopy(model)
     with torch.no_grad():
-        for name, tensor in [*result.named_parameters(), *result.named_buffers()]:
-            stored = state.get(clean_name(name))
+        for name, tensor in [*named_parameters(result), *named_buffers(result)]:
+            stored = state.get(name)
             if stored is None:
-                raise QueryError(f"the model has {clean_name(name)!r}, which the run does not know")
+                raise QueryError(f"the model has {name!r}, which the run does not know")
             if stored.shape != tensor.shape:
                 shapes = f"{tuple(tensor.shape)}, in the run {tuple(stored.shape)}"
-                raise QueryError(f"the model's {clean_name(name)!r} has shape {shapes}")
+                raise QueryError(f"the model's {name!r} has shape {shapes}")
             tensor.copy_(stored)
     return result

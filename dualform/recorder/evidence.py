@@ -93,7 +93,7 @@ class StepEvidence(NamedTuple):
 
 def rounding_of_sum(rows: int) -> float:
     """Return what rounding may add to a sum over so many rows, in units of eps times the largest sum so far."""
-    return _OF_SUMS_SO_FAR * rows**0.5
+    return _OF_SUMS_SO_FAR * float(rows**0.5)
 
 
 def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:

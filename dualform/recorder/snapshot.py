@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dualform.store import Column, clean_name
+from dualform.kinds.names import named_buffers, named_parameters
+from dualform.store import Column
 
 State = dict[str, Column]  # named as docs/internals/format.md says
 
@@ -58,22 +59,22 @@ class Snapshots:
 
     def _constant(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what no optimiser steps, which may change all the same: the running means of a BatchNorm do."""
-        for name, parameter in self._model.named_parameters():
+        for name, parameter in named_parameters(self._model):
             if id(parameter) not in self._stepped and not parameter.is_complex():
-                yield f"parameters/{clean_name(name)}", parameter
+                yield f"parameters/{name}", parameter
         yield from self._buffers()
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in named_buffers(self._model):
             if not buffer.is_complex():
-                yield f"buffers/{clean_name(name)}", buffer
+                yield f"buffers/{name}", buffer
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:
         names: dict[int, str] = {}
-        for name, parameter in self._model.named_parameters():
-            names[id(parameter)] = clean_name(name)
+        for name, parameter in named_parameters(self._model):
+            names[id(parameter)] = name
             if not parameter.is_complex():
-                yield f"parameters/{clean_name(name)}", parameter
+                yield f"parameters/{name}", parameter
         yield from self._buffers()
         for index, optimizer in enumerate(self._optimizers):
             for stepped, state in optimizer.state.items():
