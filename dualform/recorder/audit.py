@@ -109,6 +109,8 @@ class _Equation:
             for n in numbers
         ]
         products = np.stack(of_passes) if of_passes else np.zeros((0, len(self.target)))
+        idle = {number for number, counts in zip(evidence.passes, evidence.counted, strict=True) if not counts}
+        self.counted = np.array([number not in idle for number in numbers], dtype=bool)
         # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
         self.finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
         self.products = np.where(self.finite[:, None], products, 0.0)  # (passes, n)
@@ -183,8 +185,16 @@ def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
 
 
 def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
-    """Yield factors to try, from simple to general."""
+    """Yield factors to try, from simple to general: of passes that were accumulated, and then of any."""
     finite = np.all([e.finite for e in equations], axis=0)
+    counted = finite & np.all([e.counted for e in equations], axis=0)
+    if not np.array_equal(counted, finite):
+        yield from _candidates_of(equations, counted)
+    yield from _candidates_of(equations, finite)
+
+
+def _candidates_of(equations: Sequence[_Equation], finite: NDArray[np.bool_]) -> Iterator[Array]:
+    """Yield factors of some of the passes, from simple to general."""
     # Parameters are brought to one scale, so that a bias counts as much as a weight.
     scale = [_norm(e.products) or 1.0 for e in equations]
     targets = np.concatenate([e.target / s for e, s in zip(equations, scale, strict=True)])

@@ -66,9 +66,16 @@ class LayerEvidence(NamedTuple):
         return [capture for of_pass in self.passes.values() for capture in of_pass.captures]
 
     @property
+    def counted(self) -> list[bool]:
+        """Which passes were accumulated; all of them, if none was: gradients were set by hand then."""
+        accumulated = [of_pass.accumulated for of_pass in self.passes.values()]
+        return accumulated if any(accumulated) else [True] * len(accumulated)
+
+    @property
     def product(self) -> Tensor:
-        """The sum over all passes of what went through the layer, seen through the probe: (rows, d_out)."""
-        first, *others = self.captures
+        """The sum over passes that count of what went through the layer, seen through the probe: (rows, d_out)."""
+        counted = zip(self.passes.values(), self.counted, strict=True)
+        first, *others = (capture for of_pass, counts in counted if counts for capture in of_pass.captures)
         return sum((capture.product for capture in others), start=first.product)
 
     @property
