@@ -10,6 +10,7 @@ from dualform.dual.state import stored_tensor
 from dualform.errors import QueryError
 from dualform.kinds import match_modules
 from dualform.kinds.names import named_buffers, named_parameters
+from dualform.recorder.snapshot import is_storable
 from dualform.store import Run, Shard
 from dualform.store.schema import STATE_BUFFERS, STATE_PARAMETERS
 
@@ -26,6 +27,8 @@ def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[s
     with torch.no_grad():
         for name, tensor in [*named_parameters(result), *named_buffers(result)]:
             stored = state.get(name)
+            if stored is None and not is_storable(tensor):
+                continue  # no snapshot holds it: it stays the model's own
             if stored is None:
                 raise QueryError(f"the model has {name!r}, which the run does not know")
             if stored.shape != tensor.shape:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dualform.kinds.names import named_modules, named_parameters
 from dualform.recorder.budget import MIN_BUDGET_BYTES, within_budget
 from dualform.recorder.plan import RecordedOptimizer
-from dualform.recorder.snapshot import as_column
+from dualform.recorder.snapshot import as_column, is_storable
 from dualform.store import Column
 from dualform.store.chapter import Accounts
 from dualform.store.schema import OtherParameter
@@ -114,5 +114,5 @@ class Account:
 def _small_buffers(model: nn.Module) -> Iterator[tuple[str, _Buffer]]:
     for prefix, module in named_modules(model):
         for key, tensor in module._buffers.items():
-            if tensor is not None and tensor.numel() and not tensor.is_complex() and tensor.nbytes <= MIN_BUDGET_BYTES:
+            if tensor is not None and is_storable(tensor) and 0 < tensor.nbytes <= MIN_BUDGET_BYTES:
                 yield f"{prefix}.{key}".lstrip("."), _Buffer(module, key)

@@ -8,6 +8,7 @@ from dualform.errors import RecordingError
 from dualform.kinds import candidates
 from dualform.kinds.names import named_parameters
 from dualform.recorder.layers import FROZEN, RecordedLayer
+from dualform.recorder.snapshot import is_storable
 from dualform.store import Parameter
 from dualform.store.schema import OtherParameter
 
@@ -33,7 +34,7 @@ def other_parameters(
     for (own_name, parameter), (name, _) in zip(model.named_parameters(), named_parameters(model), strict=True):
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise RecordingError(f"{name!r} has no shape yet; run the model once before recording")
-        nothing = not parameter.numel() or parameter.is_complex()  # which is in no snapshot, either
+        nothing = not is_storable(parameter) or not parameter.numel()  # in no snapshot, either
         if nothing or not parameter.requires_grad or name in used:
             continue
         owner = owners.get(id(parameter))

@@ -38,7 +38,7 @@ from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.provenance.follow import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
-from dualform.recorder.snapshot import State
+from dualform.recorder.snapshot import State, left_out
 from dualform.store import Column, RunWriter, Where
 from dualform.store.coverage import Coverage, coverage
 
@@ -85,18 +85,23 @@ class Session:
         try:
             self.provenance.add_hooks(plan.model)
             for stepped in plan.optimizers:
-                before = stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped))
-                self._before_hooks[stepped.number] = before
-                self._handles.append(before)
-                self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+                self._add_step_hooks(stepped)
             loading = ModuleHook(self._before_loading)
             self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
             # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
             self.writer, self._account = self._begin(where, overwrite, resume)
             self._leave_out(self.writer.dropped)
+            if unheld := left_out(plan.model):
+                self.note(f"left out of snapshots, being sparse or of a type that they cannot hold: {listing(unheld)}")
         except BaseException:
             self._remove_hooks()
             raise
+
+    def _add_step_hooks(self, stepped: RecordedOptimizer) -> None:
+        before = stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped))
+        self._before_hooks[stepped.number] = before
+        after = stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped))
+        self._handles += [before, after]
 
     def _begin(self, where: Where, overwrite: bool, resume: int | None) -> tuple[RunWriter, Account]:
         """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
