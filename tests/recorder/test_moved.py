@@ -242,3 +242,18 @@ def test_memory_is_flat_while_a_recorded_optimiser_does_not_step(tmp_path: Path)
         wait()
     recorder.stop()
     assert max(sizes) - sizes[1] < 256, sizes
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wrong_weights_in_half_precision_are_never_certified(tmp_path: Path, dtype: torch.dtype, lr: float) -> None:
+    model = network(nn.ReLU()).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(20):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs.to(dtype)).float(), targets).backward()
+            optimizer.step()
+        model.get_parameter("0.bias").data += 0.02  # of which the row that is looked at next tells nothing
+    assert dualform.load(tmp_path / "run").verify().status == "not certifiable"
