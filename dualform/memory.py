@@ -33,9 +33,9 @@ from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
-from dualform.kinds import check_kinds, match_modules
+from dualform.kinds import check_kinds, match_modules, names
 from dualform.slots import By, Selection, View, checked_by, condition
-from dualform.store import Run, Shard, Where, clean_name, summary, summary_lines
+from dualform.store import Run, Shard, Where, summary, summary_lines
 from dualform.store.coverage import Coverage
 from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
@@ -232,7 +232,7 @@ class Memory:
         before the model's own.
         """
         match_modules(model, self._run.layers)
-        named = {clean_name(name): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+        named = dict(names.named_parameters(model, remove_duplicate=False))
         return {parameter.name: named[parameter.name] for parameter in self._run.parameters}
 
     def group_weights(

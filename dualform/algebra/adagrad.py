@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.algebra.elementwise import count, coupled, numbers, sign
+from dualform.algebra.elementwise import count, coupled, divided, numbers, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -30,7 +30,7 @@ def advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
 
 def step(line: Line, moments: Moments) -> Step:
     size = line["lr"] / (1 + line["count"] * line["lr_decay"])
-    scale = moments[SQUARE].sqrt().add_(line["eps"]).reciprocal_().mul_(size)
+    scale = divided(size, moments[SQUARE].sqrt().add_(line["eps"]), moments[SQUARE], line)
     return Step(sign=sign(line), decay=coupled(line), alpha=scale)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dualform.algebra.elementwise import averaging, betas, count, coupled, numbers, running_square, sign
+from dualform.algebra.elementwise import averaging, betas, count, coupled, divided, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -40,9 +40,9 @@ def advance(line: Line, gradient: Tensor, moments: Moments) -> Moments:
 def step(line: Line, moments: Moments) -> Step:
     steps = line["count"] + 1
     size = line["lr"] / (1 - line["beta1"] ** steps)
-    root = moments[LARGEST if line["amsgrad"] else SQUARE].sqrt()
-    divisor = root.div_((1 - line["beta2"] ** steps) ** 0.5).add_(line["eps"])
-    return averaging(line, beta=divisor.reciprocal_().mul_(size))
+    square = moments[LARGEST if line["amsgrad"] else SQUARE]
+    divisor = square.sqrt().div_((1 - line["beta2"] ** steps) ** 0.5).add_(line["eps"])
+    return averaging(line, beta=divided(size, divisor, square, line))
 
 
 ADAM = Rule(COLUMNS, read, step, "exp_avg", (SQUARE, LARGEST), advance, sign, coupled)

@@ -49,3 +49,13 @@ def averaging(line: Line, *, alpha: Number = 0.0, beta: Number) -> Step:
     """Return the Step of Adam and its kin, whose momentum is a running mean of the gradient."""
     beta1 = line["beta1"]
     return Step(sign(line), coupled(line), carry=beta1, intake=1 - beta1, keep=kept(line), alpha=alpha, beta=beta)
+
+
+def divided(size: float, divisor: Tensor, square: Tensor, line: Line) -> Tensor:
+    """Return size / divisor, in place; under coupled decay, nothing where the running square is zero.
+
+    There, every gradient so far was zero, and so is the weight that would decay, as in the padding row of an embedding:
+    it stays what it is. A divisor of eps would make a number that grows with every step, to be multiplied by zero.
+    """
+    quotient = divisor.reciprocal_().mul_(size)
+    return quotient.masked_fill_(square == 0, 0.0) if coupled(line) else quotient

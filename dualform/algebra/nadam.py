@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dualform.algebra.elementwise import averaging, betas, count, coupled, numbers, running_square, sign
+from dualform.algebra.elementwise import averaging, betas, count, coupled, divided, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -40,7 +40,7 @@ def step(line: Line, moments: Moments) -> Step:
     precision = np.float32 if line["single"] else np.float64
     product = float(precision(line["mu_product"]) * precision(mu))
     divisor = moments[SQUARE].div(1 - line["beta2"] ** steps).sqrt_().add_(line["eps"])
-    scale = divisor.reciprocal_()
+    scale = divided(1.0, divisor, moments[SQUARE], line)
     return averaging(
         line,
         alpha=scale * (lr * (1 - mu) / (1 - product)),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.algebra.elementwise import averaging, betas, count, coupled, numbers, running_square, sign
+from dualform.algebra.elementwise import averaging, betas, count, coupled, divided, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Number, Step
 
@@ -41,7 +41,8 @@ def _scale(line: Line, moments: Moments, size: float) -> Number:
         return size
     above = (length - 4) * (length - 2) * longest
     below = (longest - 4) * (longest - 2) * length
-    return moments[SQUARE].sqrt().add_(line["eps"]).reciprocal_().mul_(size * (correction * above / below) ** 0.5)
+    size *= (correction * above / below) ** 0.5
+    return divided(size, moments[SQUARE].sqrt().add_(line["eps"]), moments[SQUARE], line)
 
 
 RULE = Rule(COLUMNS, read, step, "exp_avg", (SQUARE,), advance, sign, coupled)

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dualform.algebra.elementwise import coupled, numbers, running_square, sign
+from dualform.algebra.elementwise import coupled, divided, numbers, running_square, sign
 from dualform.algebra.rule import Line, Moments, Rule
 from dualform.algebra.step import Step
 
@@ -37,7 +37,7 @@ def step(line: Line, moments: Moments) -> Step:
     square = moments[SQUARE]
     if line["centered"]:
         square = square.addcmul(moments[MEAN], moments[MEAN], value=-1)
-    scale = square.sqrt().add_(line["eps"]).reciprocal_()
+    scale = divided(1.0, square.sqrt().add_(line["eps"]), moments[SQUARE], line)
     if line["momentum"] > 0:
         return Step(
             sign=sign(line), decay=coupled(line), carry=line["momentum"], intake=scale, beta=line["lr"]

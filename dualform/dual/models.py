@@ -9,7 +9,9 @@ from torch import Tensor, nn
 from dualform.dual.state import stored_tensor
 from dualform.errors import QueryError
 from dualform.kinds import match_modules
-from dualform.store import Run, Shard, clean_name
+from dualform.kinds.names import named_buffers, named_parameters
+from dualform.recorder.snapshot import is_storable
+from dualform.store import Run, Shard
 from dualform.store.schema import STATE_BUFFERS, STATE_PARAMETERS
 
 
@@ -23,18 +25,21 @@ def assembled(run: Run, snapshot: Shard, model: nn.Module, parameters: Mapping[s
     state |= {name: tensor.to(state[name].dtype) for name, tensor in parameters.items()}
     result = copy.deepcopy(model)
     with torch.no_grad():
-        for name, tensor in [*result.named_parameters(), *result.named_buffers()]:
-            tensor.copy_(state[clean_name(name)])
+        for name, tensor in [*named_parameters(result), *named_buffers(result)]:
+            if name in state:  # what no snapshot can hold stays the model's own
+                tensor.copy_(state[name])
     return result
 
 
 def check_fits(run: Run, snapshot: Shard, model: nn.Module) -> None:
     """Raise unless a model has the recorded layers, and each of its tensors is in a snapshot, in its shape."""
     match_modules(model, run.layers)
-    for prefix, tensors in (STATE_PARAMETERS, model.named_parameters()), (STATE_BUFFERS, model.named_buffers()):
+    for prefix, tensors in (STATE_PARAMETERS, named_parameters(model)), (STATE_BUFFERS, named_buffers(model)):
         stored = {*snapshot.snapshot_names(prefix)}
-        for name, tensor in ((clean_name(name), tensor) for name, tensor in tensors):
+        for name, tensor in tensors:
             if f"{prefix}{name}" not in stored:
+                if not is_storable(tensor) and not tensor.is_meta:  # a model on the meta device is to be made
+                    continue
                 raise QueryError(f"the model has {name!r}, which the run does not know")
             shape = stored_tensor(snapshot, f"{prefix}{name}").shape
             if shape != tensor.shape:

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import RunError
-from dualform.store import Parameter, Run, Shard, clean_name
+from dualform.kinds.names import named_parameters
+from dualform.store import Parameter, Run, Shard
 from dualform.store.schema import optimizer_tensor, state_tensor
 
 
@@ -50,7 +51,7 @@ def initial_part(
 
 def difference(run: Run, model: nn.Module) -> str | None:
     """Say which of a model's parameters is not as the run left it; None: they all are."""
-    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    parameters = dict(named_parameters(model, remove_duplicate=False))
     for name in (parameter.name for parameter in run.manifest.parameters):
         if not torch.equal(parameters[name].detach().cpu(), stored_tensor(run.final, state_tensor(name))):
             return f"the model's {name!r} is not the one this run ends with (step {run.steps})"

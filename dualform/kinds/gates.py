@@ -47,7 +47,8 @@ class Gates(Kind):
     def add_hooks(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
         assert isinstance(module, LSTM)
         number = int(layer.name.rpartition(".")[2].removeprefix("l"))
-        return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True))  # errors that never come do no harm
+        # errors that never come do no harm; an empty batch has no slots
+        return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True) if keys.numel() else None)
 
     def rows(self, inputs: Tensor, precision: torch.dtype) -> Tensor:
         return super().rows(inputs, inputs.dtype)

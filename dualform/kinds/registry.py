@@ -17,7 +17,8 @@ from dualform.kinds.base import Candidate, Kind
 from dualform.kinds.embedding import Embedding
 from dualform.kinds.gates import Gates
 from dualform.kinds.linear import Linear
-from dualform.store.schema import Layer, Manifest, clean_name
+from dualform.kinds.names import clean_names, named_modules, named_parameters
+from dualform.store.schema import Layer, Manifest
 
 _KINDS: dict[str, Kind] = {kind.name: kind for kind in (Linear(), Embedding(), Gates())}
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)  # by name; to be read only
@@ -60,27 +61,22 @@ def check_kinds(manifest: Manifest, where: str) -> None:
 def candidates(model: nn.Module) -> Iterator[Candidate]:
     """Yield every layer of a known kind in a model, recordable or not.
 
-    A model that is a layer itself has no name in it: the layer is called after its class, `linear`. And `module`, which
-    wrappers call their model, may be a name of the user's.
+    A model that is a layer itself has no name in it: the layer is called after its class, `linear`.
     """
-    modules = dict(model.named_modules())
+    modules, names = dict(model.named_modules()), clean_names(model)
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
         for kind in _KINDS.values():
-            for candidate in kind.candidates(clean_name(name), module, parent):
-                own = name.rpartition(".")[2] if name.endswith("module") else type(module).__name__.lower()
+            for candidate in kind.candidates(names[name], module, parent):
+                own = type(module).__name__.lower()
                 yield candidate if candidate.name else replace(candidate, name=own, module_name="")
 
 
 def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:
     """Find the model's modules for the recorded layers; raises where they do not fit."""
-    named = dict(model.named_modules())
-    modules = {clean_name(name): module for name, module in named.items()}
-    for name, module in named.items():
-        if not clean_name(name):  # a model that is a layer itself, or a module called `module`
-            for alias in (type(module).__name__.lower(), name.rpartition(".")[2]):
-                modules.setdefault(alias, module)
-    parameters = {clean_name(name): p for name, p in model.named_parameters(remove_duplicate=False)}
+    modules = dict(named_modules(model))
+    modules.setdefault(type(modules[""]).__name__.lower(), modules[""])  # a model that is a layer itself
+    parameters = dict(named_parameters(model, remove_duplicate=False))
     matched = {}
     for name, layer in layers.items():
         module = kind_of(layer).module_of(name, modules)

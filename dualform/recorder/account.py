@@ -12,10 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dualform.kinds.names import named_modules, named_parameters
 from dualform.recorder.budget import MIN_BUDGET_BYTES, within_budget
 from dualform.recorder.plan import RecordedOptimizer
-from dualform.recorder.snapshot import as_column
-from dualform.store import Column, clean_name
+from dualform.recorder.snapshot import as_column, is_storable
+from dualform.store import Column
 from dualform.store.chapter import Accounts
 from dualform.store.schema import OtherParameter
 
@@ -41,7 +42,7 @@ class Account:
     """
 
     def __init__(self, model: nn.Module, others: Sequence[OtherParameter], fixed: Collection[str] | None) -> None:
-        named = {clean_name(name): parameter for name, parameter in model.named_parameters()}
+        named = dict(named_parameters(model))
         described = [other.parameter for other in others if other.parameter.optimizer is not None]
         self._candidates = {
             parameter.name: (named[parameter.name], parameter.optimizer)
@@ -111,7 +112,7 @@ class Account:
 
 
 def _small_buffers(model: nn.Module) -> Iterator[tuple[str, _Buffer]]:
-    for prefix, module in model.named_modules():
+    for prefix, module in named_modules(model):
         for key, tensor in module._buffers.items():
-            if tensor is not None and tensor.numel() and not tensor.is_complex() and tensor.nbytes <= MIN_BUDGET_BYTES:
-                yield clean_name(f"{prefix}.{key}".lstrip(".")), _Buffer(module, key)
+            if tensor is not None and is_storable(tensor) and 0 < tensor.nbytes <= MIN_BUDGET_BYTES:
+                yield f"{prefix}.{key}".lstrip("."), _Buffer(module, key)

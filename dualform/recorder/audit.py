@@ -20,11 +20,13 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.errors import NotFinite
+from dualform.recorder.captures import Capture
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
-from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence
+from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence, rounding_of_sum
 from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
+_SUMS_SO_FAR = 64  # of a pass, that are looked at
 
 
 class Unexplained(NamedTuple):
@@ -107,6 +109,8 @@ class _Equation:
             for n in numbers
         ]
         products = np.stack(of_passes) if of_passes else np.zeros((0, len(self.target)))
+        idle = {number for number, counts in zip(evidence.passes, evidence.counted, strict=True) if not counts}
+        self.counted = np.array([number not in idle for number in numbers], dtype=bool)
         # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
         self.finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
         self.products = np.where(self.finite[:, None], products, 0.0)  # (passes, n)
@@ -123,14 +127,36 @@ class _Equation:
                 bounds[i] += as_float64(absolute[self._rows].reshape(-1))
         return bounds
 
+    @cached_property
+    def rounding(self) -> Array:
+        """What rounding may leave over of each pass, elementwise: by absolute values, and by the sums so far."""
+        rounding = SLACK * self.bounds
+        for i in np.flatnonzero(self.finite).tolist():
+            of_pass = self._evidence.passes.get(self._numbers[i])
+            for capture in of_pass.captures if of_pass else ():
+                rows = len(capture.keys.rows)
+                rounding[i] += rounding_of_sum(rows) * self._largest_sum(capture)
+        return self._evidence.view.eps * rounding
+
+    def _largest_sum(self, capture: Capture) -> Array:
+        """Return the largest sum so far, as rows are summed up one after the other: (n,)."""
+        keys, values = capture.keys.unpacked(), capture.values.unpacked()
+        size = -(-len(keys) // _SUMS_SO_FAR)
+        parts = [
+            as_float64(self._evidence.layer.probe.of_rows(x, e)[self._rows].reshape(-1))
+            for x, e in zip(keys.split(size), values.split(size), strict=True)
+        ]
+        largest: Array = np.abs(np.cumsum(parts, axis=0)).max(axis=0)
+        return largest
+
     def explained(self, factors: Array) -> bool:
         """Return whether nothing is left over but rounding."""
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
         size, low = _norm(predicted), self._evidence.half_rounding
-        if _norm(gap) <= (SLACK * self._evidence.view.eps + low) * size:
+        if _norm(gap) <= self._evidence.rounding * size:
             return True  # it fits as a whole; no elementwise bound is needed
-        rounding = SLACK * self._evidence.view.eps * _weighted(np.abs(factors), self.bounds)
+        rounding = _weighted(np.abs(factors), self.rounding)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
 
     def residual(self, factors: Array) -> float:
@@ -161,8 +187,16 @@ def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
 
 
 def _candidates(equations: Sequence[_Equation]) -> Iterator[Array]:
-    """Yield factors to try, from simple to general."""
+    """Yield factors to try, from simple to general: of passes that were accumulated, and then of any."""
     finite = np.all([e.finite for e in equations], axis=0)
+    counted = finite & np.all([e.counted for e in equations], axis=0)
+    if not np.array_equal(counted, finite):
+        yield from _candidates_of(equations, counted)
+    yield from _candidates_of(equations, finite)
+
+
+def _candidates_of(equations: Sequence[_Equation], finite: NDArray[np.bool_]) -> Iterator[Array]:
+    """Yield factors of some of the passes, from simple to general."""
     # Parameters are brought to one scale, so that a bias counts as much as a weight.
     scale = [_norm(e.products) or 1.0 for e in equations]
     targets = np.concatenate([e.target / s for e, s in zip(equations, scale, strict=True)])

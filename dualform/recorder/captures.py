@@ -73,6 +73,7 @@ class Pass(NamedTuple):
     """All calls of a layer in one backward pass, in the order they were made."""
 
     captures: Sequence[Capture]
+    accumulated: bool  # into `.grad`, and not only looked at, as torch.autograd.grad does
 
     @property
     def product(self) -> Tensor:
@@ -95,12 +96,18 @@ class Captures:
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
         self._passes: Counter[str] = Counter()  # that wait, by layer
+        self._accumulated: dict[str, set[int]] = defaultdict(set)  # numbers of passes, by layer
         self._dropped = 0
         self._handles: dict[str, RemovableHandle] = {}  # by layer, while it is recorded
+        self._gradient_handles: dict[str, RemovableHandle] = {}
         try:
             for layer in layers:
                 add_hooks, on_keys = layer.kind.add_hooks, self._on_keys(layer)
                 self._handles[layer.name] = add_hooks(layer.module, layer.description, on_keys, lasting=True)
+                weight = layer.module._parameters[layer.own_names[0]]
+                assert weight is not None
+                on_gradient = self._on_gradient(layer.name)
+                self._gradient_handles[layer.name] = weight.register_post_accumulate_grad_hook(on_gradient)
         except BaseException:  # a module may refuse hooks
             self.close()
             raise
@@ -109,12 +116,13 @@ class Captures:
         """Return the backward passes through a layer since the last call, by number, in order."""
         captures = self._waiting.pop(layer, [])
         self._passes.pop(layer, None)
+        accumulated = self._accumulated.pop(layer, ())
         if len(captures) == 1:  # as nearly always
-            return {captures[0].backward: Pass(captures)}
+            return {captures[0].backward: Pass(captures, captures[0].backward in accumulated)}
         passes: dict[int, list[Capture]] = defaultdict(list)
         for capture in sorted(captures, key=attrgetter("backward", "order")):
             passes[capture.backward].append(capture)
-        return {number: Pass(of_pass) for number, of_pass in passes.items()}
+        return {number: Pass(of_pass, number in accumulated) for number, of_pass in passes.items()}
 
     @property
     def waiting(self) -> bool:
@@ -155,11 +163,17 @@ class Captures:
         """Take the hook off a layer, and forget what waits. Passes that are still to be followed back are ignored."""
         if layer in self._handles:
             self._handles.pop(layer).remove()
+        if layer in self._gradient_handles:
+            self._gradient_handles.pop(layer).remove()
         self._waiting.pop(layer, None)
 
     def close(self) -> None:
         for layer in [*self._handles]:
             self.drop(layer)
+
+    def _on_gradient(self, layer: str) -> Callable[[Tensor], None]:
+        """Return a hook that notes which passes are added to the gradient of a layer's weight."""
+        return lambda _: self._accumulated[layer].add(torch._C._current_graph_task_id())
 
     def _on_keys(self, layer: RecordedLayer) -> OnKeys:
         kind, module, name, probe, recorded = layer.kind, layer.module, layer.name, layer.probe, self._handles

@@ -69,7 +69,7 @@ def _explain_alike(steps: Sequence[Step], shapes: Shapes) -> dict[int, list[Expl
         fits = (residuals <= rounding).all(axis=1)
         for i in (i for i in np.flatnonzero(fits).tolist() if i not in explained):
             explained[i] = [
-                Explanation(_repeated(factors[i], len(evidence.passes), len(evidence.layer.probe.slices)), residual)
+                Explanation(_repeated(factors[i], (*evidence.counted,), len(evidence.layer.probe.slices)), residual)
                 for evidence, residual in zip(steps[i], residuals[i].tolist(), strict=True)
             ]
         if len(explained) == len(steps):
@@ -78,9 +78,9 @@ def _explain_alike(steps: Sequence[Step], shapes: Shapes) -> dict[int, list[Expl
 
 
 @lru_cache(maxsize=64)
-def _repeated(factor: float, passes: int, uses: int) -> Array:
-    """Return the same read-only array for all layers of a step."""
-    factors = np.full((passes, uses), factor)
+def _repeated(factor: float, counted: tuple[bool, ...], uses: int) -> Array:
+    """Return the same read-only array (passes, uses) for all layers of a step: the factor, of passes that count."""
+    factors = np.where(np.array(counted)[:, None], np.full((len(counted), uses), factor), 0.0)
     factors.flags.writeable = False
     return factors
 

@@ -1,13 +1,13 @@
 """Gather what is known of a step before it is audited: ledger lines, gradients seen by a probe, captured passes.
 
     view = view_gradients(layer, step)                  # just before the optimiser reads the gradients
-    view = view_gradients(layer, step, view)            # after its step: the same, unless they have changed
+    view = view_gradients(layer, step, view)            # the same, unless they have changed since
 
-Gradients are looked at just before the optimiser reads them, so that they come from memory once for both. What changes
-them after that, a closure or somebody else's hook, makes other tensors of them or counts up their versions; then they
-are looked at again after the step. Fused optimisers may unscale them without counting, and are looked at afterwards
-only. A hook that comes after the recorder's own and changes them through `.data`, which nothing counts, shows in the
-certificate only.
+Gradients are looked at just before the optimiser reads them, so that they come from memory once for both, and because
+some change them while they step: SGD with Nesterov's momentum and foreach does. A closure is looked at when it has made
+them. Where another hook comes after the recorder's own and changes them, they are looked at once more after the step.
+Fused optimisers may unscale them without counting up their versions, and are looked at afterwards only. A hook that
+comes after the recorder's own and changes them through `.data`, which nothing counts, shows in the certificate only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,6 +27,9 @@ from dualform.store.chapter import Accounts
 # What rounding may leave over, elementwise: SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
 SLACK = 32.0
+# And, where many rows are summed up: each addition rounds the sum so far by up to eps / 2 of its size. The errors of n
+# of them are independent, so they add up to sqrt(n) / 2 times the largest sum so far: four times that is allowed.
+_OF_SUMS_SO_FAR = 2.0
 # And, of the gradient's own size, where it was rounded to half precision as a whole.
 _HALF_ROUNDING = {dtype: 4.0 * torch.finfo(dtype).eps for dtype in (torch.float16, torch.bfloat16)}
 _EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -63,15 +66,23 @@ class LayerEvidence(NamedTuple):
         return [capture for of_pass in self.passes.values() for capture in of_pass.captures]
 
     @property
+    def counted(self) -> list[bool]:
+        """Which passes were accumulated; all of them, if none was: gradients were set by hand then."""
+        accumulated = [of_pass.accumulated for of_pass in self.passes.values()]
+        return accumulated if any(accumulated) else [True] * len(accumulated)
+
+    @property
     def product(self) -> Tensor:
-        """The sum over all passes of what went through the layer, seen through the probe: (rows, d_out)."""
-        first, *others = self.captures
+        """The sum over passes that count of what went through the layer, seen through the probe: (rows, d_out)."""
+        counted = zip(self.passes.values(), self.counted, strict=True)
+        first, *others = (capture for of_pass, counts in counted if counts for capture in of_pass.captures)
         return sum((capture.product for capture in others), start=first.product)
 
     @property
     def rounding(self) -> float:
         """What rounding may leave over, of the gradient's own size."""
-        return SLACK * self.view.eps + self.half_rounding
+        rows = sum(len(capture.keys.rows) for capture in self.captures)
+        return max(SLACK, rounding_of_sum(rows)) * self.view.eps + self.half_rounding
 
     @property
     def half_rounding(self) -> float:
@@ -85,6 +96,11 @@ class StepEvidence(NamedTuple):
     lines: Lines  # of the optimiser's parameters: whether each was stepped, then the optimiser's columns
     layers: Sequence[LayerEvidence]  # those that have gradients
     accounts: Accounts  # of what no layer uses
+
+
+def rounding_of_sum(rows: int) -> float:
+    """Return what rounding may add to a sum over so many rows, in units of eps times the largest sum so far."""
+    return _OF_SUMS_SO_FAR * float(rows**0.5)
 
 
 def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:

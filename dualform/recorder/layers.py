@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from dualform.errors import RecordingError, UnknownName, listing
 from dualform.kinds import Candidate, Kind, Probe, candidates
 from dualform.kinds.hook import FULLGRAPH
-from dualform.store import Layer, Parameter, Storage, Use, clean_name
+from dualform.kinds.names import named_parameters
+from dualform.store import Layer, Parameter, Storage, Use
 
 SEED = 20220211  # any number will do, as long as it stays the same
 FROZEN = "its weight is frozen"
@@ -95,7 +96,7 @@ def _fitting(patterns: Names, known: Iterable[str]) -> dict[str, set[str]]:
 
 def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, int]:
     """Return the number of the optimiser that steps each parameter, by the parameter's id."""
-    names = {id(parameter): clean_name(name) for name, parameter in model.named_parameters()}
+    names = {id(parameter): name for name, parameter in named_parameters(model)}
     owners: dict[int, int] = {}
     for index, optimizer in enumerate(optimizers):
         for group in optimizer.param_groups:

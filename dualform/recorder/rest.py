@@ -6,8 +6,10 @@ from torch import nn
 
 from dualform.errors import RecordingError
 from dualform.kinds import candidates
+from dualform.kinds.names import named_parameters
 from dualform.recorder.layers import FROZEN, RecordedLayer
-from dualform.store import Parameter, clean_name
+from dualform.recorder.snapshot import is_storable
+from dualform.store import Parameter
 from dualform.store.schema import OtherParameter
 
 _NO_OPTIMIZER = "no optimiser that was passed steps it"
@@ -29,15 +31,15 @@ def other_parameters(
     reasons = {id(candidate.module): obstacles.get(candidate.name, _LEFT_OUT) for candidate in candidates(model)}
     modules = dict(model.named_modules())
     others = []
-    for name, parameter in model.named_parameters():
+    for (own_name, parameter), (name, _) in zip(model.named_parameters(), named_parameters(model), strict=True):
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise RecordingError(f"{name!r} has no shape yet; run the model once before recording")
-        nothing = not parameter.numel() or parameter.is_complex()  # which is in no snapshot, either
-        if nothing or not parameter.requires_grad or clean_name(name) in used:
+        nothing = not is_storable(parameter) or not parameter.numel()  # in no snapshot, either
+        if nothing or not parameter.requires_grad or name in used:
             continue
         owner = owners.get(id(parameter))
-        reason = _NO_OPTIMIZER if owner is None else _reason(name, modules, reasons)
-        others.append(OtherParameter(Parameter(clean_name(name), tuple(parameter.shape), owner), reason))
+        reason = _NO_OPTIMIZER if owner is None else _reason(own_name, modules, reasons)
+        others.append(OtherParameter(Parameter(name, tuple(parameter.shape), owner), reason))
     return tuple(others)
 
 

@@ -8,7 +8,7 @@ with a loop is mostly so from the start, later ones a few at a time.
 """
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -38,7 +38,7 @@ from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.provenance.follow import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
-from dualform.recorder.snapshot import State
+from dualform.recorder.snapshot import State, left_out
 from dualform.store import Column, RunWriter, Where
 from dualform.store.coverage import Coverage, coverage
 
@@ -49,9 +49,10 @@ class BeforeStep(NamedTuple):
     lines: Mapping[str, Sequence[float]]  # the optimiser's columns, of each of its parameters
     views: Mapping[str, ViewedGradients]  # of its layers; none: they are looked at afterwards
     gradients: Mapping[str, Column | None]  # that are accounted for; none: likewise
+    final: bool  # whether nobody but the optimiser itself could change gradients after that
 
 
-_NOTHING_READ = BeforeStep({}, {}, {})
+_NOTHING_READ = BeforeStep({}, {}, {}, final=False)
 
 
 class Session:
@@ -80,20 +81,28 @@ class Session:
         self._fingerprint = self._row_to_check()[1].clone()
         self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance, self._on_drop)
         self._handles: list[RemovableHandle] = []
+        self._before_hooks: dict[int, RemovableHandle] = {}  # by the number of the optimiser
         try:
             self.provenance.add_hooks(plan.model)
             for stepped in plan.optimizers:
-                self._handles.append(stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped)))
-                self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+                self._add_step_hooks(stepped)
             loading = ModuleHook(self._before_loading)
             self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
             # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
             self.writer, self._account = self._begin(where, overwrite, resume)
             if self.writer.dropped:
                 self._leave_out(self.writer.dropped)
+            if unheld := left_out(plan.model):
+                self.note(f"left out of snapshots, being sparse or of a type that they cannot hold: {listing(unheld)}")
         except BaseException:
             self._remove_hooks()
             raise
+
+    def _add_step_hooks(self, stepped: RecordedOptimizer) -> None:
+        before = stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped))
+        self._before_hooks[stepped.number] = before
+        after = stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped))
+        self._handles += [before, after]
 
     def _begin(self, where: Where, overwrite: bool, resume: int | None) -> tuple[RunWriter, Account]:
         """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
@@ -211,7 +220,9 @@ class Session:
 
     # Around each step. An error stops the recording for good: later steps must not be recorded as if nothing was.
 
-    def _before_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(
+        self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
         if self.failure is not None:
             raise self.stop_error()
         if self.provenance.experimenting:
@@ -224,30 +235,52 @@ class Session:
             if not torch.equal(self._fingerprint, row):
                 raise _change_error(name, row, self._steps_taken)
             self.provenance.before_step()
+            lines = read_lines(stepped) | self._account.lines(stepped)
+            self._before = BeforeStep(lines, {}, {}, final=self._comes_last(stepped))
+            # A fused step may unscale gradients first, and is looked at afterwards.
             fused = any(group.get("fused") for group in optimizer.param_groups)
-            # torch may change gradients while it steps; but a fused step, or one with a closure, makes them first
-            closure = len(args) > 1 or kwargs.get("closure")  # the optimiser itself is the first argument
-            gradients = {} if fused or closure else self._account.gradients(stepped)
-            layers = () if fused else stepped.layers
-            recorded = (layer for layer in layers if layer.name in self._recorded)
-            views = {layer.name: view_gradients(layer, self._steps_taken) for layer in recorded}
+            closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)  # the optimiser is the first one
+            if not fused and closure is None:
+                self._look(stepped)
         except BaseException as error:
             self.failure = error
             raise
-        self._before = BeforeStep(read_lines(stepped) | self._account.lines(stepped), views, gradients)
         self._stepping = True
+        return None if fused or closure is None else ((args[0],), {"closure": partial(self._call, closure, stepped)})
+
+    def _call(self, closure: Callable[[], Any], stepped: RecordedOptimizer) -> Any:
+        """Call a closure, which makes the gradients of the step, and look at them before the optimiser does."""
+        loss = closure()
+        self._before = self._before._replace(final=True)
+        self._look(stepped)
+        return loss
+
+    def _comes_last(self, stepped: RecordedOptimizer) -> bool:
+        """Return whether the recorder's hook is the last one before an optimiser's step."""
+        return self._before_hooks[stepped.number].id == [*stepped.optimizer._optimizer_step_pre_hooks][-1]
+
+    def _look(self, stepped: RecordedOptimizer) -> None:
+        """Look at the gradients that an optimiser is about to step with, and may change while it does."""
+        recorded = (layer for layer in stepped.layers if layer.name in self._recorded)
+        views = {layer.name: view_gradients(layer, self._steps_taken) for layer in recorded}
+        self._before = self._before._replace(views=views, gradients=self._account.gradients(stepped))
 
     def _after_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
             self.writer.check()
             layers, idle = [], set()
             for layer in (layer for layer in stepped.layers if layer.name in self._recorded):
-                view = view_gradients(layer, self._steps_taken, self._before.views.get(layer.name)).view
+                seen = self._before.views.get(layer.name)
+                if seen is None or not self._before.final:
+                    seen = view_gradients(layer, self._steps_taken, seen)
+                view = seen.view
                 passes = self._captures.take(layer.name)
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
                 idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
             gradients = self._before.gradients or self._account.gradients(stepped)
+            hooks, own = optimizer._optimizer_step_pre_hooks, self._before_hooks[stepped.number].id
+            hooks[own] = hooks.pop(own)  # last again: a hook that was added since may change gradients
             accounts = self._account.take(gradients)
             idle |= {name for name, gradient in gradients.items() if gradient is None}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}

@@ -17,8 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from dualform.store import Column, clean_name
+from dualform.kinds.names import named_buffers, named_parameters
+from dualform.store import Column
 
+_STORED = {
+    torch.float64, torch.float32, torch.float16, torch.bfloat16,
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
 State = dict[str, Column]  # named as docs/internals/format.md says
 
 
@@ -58,28 +63,39 @@ class Snapshots:
 
     def _constant(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what no optimiser steps, which may change all the same: the running means of a BatchNorm do."""
-        for name, parameter in self._model.named_parameters():
-            if id(parameter) not in self._stepped and not parameter.is_complex():
-                yield f"parameters/{clean_name(name)}", parameter
+        for name, parameter in named_parameters(self._model):
+            if id(parameter) not in self._stepped and is_storable(parameter):
+                yield f"parameters/{name}", parameter
         yield from self._buffers()
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
-        for name, buffer in self._model.named_buffers():
-            if not buffer.is_complex():
-                yield f"buffers/{clean_name(name)}", buffer
+        for name, buffer in named_buffers(self._model):
+            if is_storable(buffer):
+                yield f"buffers/{name}", buffer
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:
         names: dict[int, str] = {}
-        for name, parameter in self._model.named_parameters():
-            names[id(parameter)] = clean_name(name)
-            if not parameter.is_complex():
-                yield f"parameters/{clean_name(name)}", parameter
+        for name, parameter in named_parameters(self._model):
+            names[id(parameter)] = name
+            if is_storable(parameter):
+                yield f"parameters/{name}", parameter
         yield from self._buffers()
         for index, optimizer in enumerate(self._optimizers):
             for stepped, state in optimizer.state.items():
                 for entry, value in state.items() if id(stepped) in names and isinstance(state, dict) else ():
-                    if isinstance(value, (Tensor, int, float)) and not torch.as_tensor(value).is_complex():
+                    if isinstance(value, (Tensor, int, float)) and is_storable(torch.as_tensor(value)):
                         yield f"optimizers/{index}/{names[id(stepped)]}/{entry}", torch.as_tensor(value)
+
+
+def is_storable(tensor: Tensor) -> bool:
+    """Return whether a snapshot can hold a tensor; others, such as sparse ones, are left out."""
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_meta) and tensor.dtype in _STORED
+
+
+def left_out(model: nn.Module) -> list[str]:
+    """Return the names of what no snapshot can hold."""
+    named = [*named_parameters(model), *named_buffers(model)]
+    return [name for name, tensor in named if not is_storable(tensor)]
 
 
 def as_column(tensor: Tensor) -> Column:

@@ -4,7 +4,7 @@ from dualform.store.backend import Backend, InMemory, LocalFiles, Where, open_ba
 from dualform.store.chapter import Rows, StepRecord
 from dualform.store.directory import Resumption, claim
 from dualform.store.run import Run
-from dualform.store.schema import KeyLayout, Layer, Manifest, Optimizer, Parameter, Storage, Use, clean_name
+from dualform.store.schema import KeyLayout, Layer, Manifest, Optimizer, Parameter, Storage, Use
 from dualform.store.shard import Shard
 from dualform.store.shard_file import Column
 from dualform.store.summary import summary, summary_lines
@@ -30,7 +30,6 @@ __all__ = [
     "Use",
     "Where",
     "claim",
-    "clean_name",
     "open_backend",
     "summary",
     "summary_lines",

@@ -20,7 +20,6 @@ LOCK = "writer.lock"
 RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
 MAX_HEADER_BYTES = 100_000_000  # of a shard, as safetensors has it; and of a manifest
 EXPONENTS = range(-126, 128)  # of the powers of two that a float32 has
-_WRAPPERS = ("_orig_mod.", "module.")
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,6 @@ DTYPES = {
 
 
 # Names of files and tensors
-
-
-def clean_name(name: str) -> str:
-    """Return a module's or parameter's name without what torch.compile and parallel wrappers put before it."""
-    for wrapper in _WRAPPERS:
-        while f"{name}.".startswith(wrapper):  # a model that is a layer itself has no more of a name
-            name = name[len(wrapper) :]
-    return name.replace("._orig_mod", "")
 
 
 def shard_name(index: int) -> str:

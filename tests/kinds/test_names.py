@@ -67,3 +67,87 @@ def test_a_layer_without_a_name_of_its_own(
 
 def weights(memory: dualform.Memory) -> dict[str, Tensor]:
     return {name: weight for layer in memory.layers for name, weight in memory.weights(layer).items()}
+
+
+class Twins(nn.Module):
+    """Has a module called `module`, with the names of others in it, and one called as torch's compiler calls models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self._orig_mod = nn.ModuleDict({"fc": nn.Linear(5, 4)}), nn.ModuleDict({"fc": nn.Linear(4, 4)})
+        self.fc = nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.fc(self._orig_mod["fc"](self.module["fc"](inputs)))
+        return output
+
+
+def train(model: nn.Module, path: Path) -> dualform.Memory:
+    optimizer = sgd(model, lr=0.01)
+    with dualform.record(model, optimizer, path, dtype="float64") as recorder:
+        for _ in range(3):
+            recorder.tag(label=torch.arange(6))
+            optimizer.zero_grad()
+            model(numbers()).square().sum().backward()
+            optimizer.step()
+    memory = dualform.load(path)
+    assert memory.verify().ok
+    return memory
+
+
+def test_modules_whose_names_look_like_those_of_wrappers_are_not_confused(tmp_path: Path) -> None:
+    model = Twins().double()
+    memory = train(model, tmp_path / "run")
+    assert memory.layers == ["module.fc", "_orig_mod.fc", "fc"]
+    rebuilt, parameters = weights(memory), dict(model.named_parameters())
+    assert {*rebuilt} == {*parameters} == {*memory.parameters(model)}
+    for name, parameter in parameters.items():
+        torch.testing.assert_close(rebuilt[name], parameter.detach())
+    torch.testing.assert_close(memory.model(model).state_dict(), model.state_dict())
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.head = nn.Sequential(nn.Linear(5, 4)), nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        output: Tensor = self.head(self.encoder(inputs))
+        return output
+
+
+def nested_compiled() -> nn.Module:
+    model = Nested().double()
+    model.encoder = compiled(model.encoder)
+    return model
+
+
+WRAPPED: dict[str, Callable[[], Any]] = {
+    "compiled": lambda: compiled(Nested().double()),
+    "compiled inside": nested_compiled,
+    "parallel": lambda: nn.DataParallel(Nested().double()),
+    "parallel and compiled": lambda: compiled(nn.DataParallel(Nested().double())),
+    "averaged": lambda: torch.optim.swa_utils.AveragedModel(Nested().double()),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
+@pytest.mark.parametrize("wrap", WRAPPED.values(), ids=WRAPPED)
+def test_a_run_of_the_plain_model_is_asked_with_a_wrapped_one_and_the_other_way_round(
+    tmp_path: Path, wrap: Callable[[], Any]
+) -> None:
+    wrapped, plain = wrap(), Nested().double()
+    memory, inputs = train(plain, tmp_path / "plain"), numbers()
+    assert [*memory.attend(wrapped, inputs)] == memory.layers == ["encoder.0", "head"]
+    assert {*memory.parameters(wrapped)} == {*dict(plain.named_parameters())}
+    if not any(isinstance(module, nn.DataParallel) for module in wrapped.modules()):  # is not recorded
+        of_wrapped = train(wrapped, tmp_path / "wrapped")
+        assert [*of_wrapped.attend(plain, inputs)] == of_wrapped.layers == memory.layers
+
+
+def test_a_wrapped_layer_is_called_after_its_class(tmp_path: Path) -> None:
+    memory = train(nn.Linear(5, 3).double(), tmp_path / "run")
+    parallel = nn.DataParallel(nn.Linear(5, 3).double())
+    assert [*memory.attend(parallel, numbers())] == ["linear"]
+    assert {*memory.parameters(parallel)} == {"weight", "bias"}

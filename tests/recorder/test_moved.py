@@ -1,6 +1,7 @@
 """Weights that move by another way than recorded steps are never certified, and what comes after is only a note."""
 
 import copy
+import resource
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,81 @@ def test_a_checkpoint_of_swapped_weights_is_refused(tmp_path: Path) -> None:
             parameter.data.copy_(data)
         recorder.sync()
     assert dualform.load(tmp_path / "run").verify().ok
+
+
+def freeze_bias(model: nn.Sequential) -> nn.Parameter:
+    bias = model.get_parameter("0.bias")
+    bias.requires_grad_(False)
+    return bias
+
+
+def test_a_frozen_bias_of_a_recorded_layer_that_is_trained_later_is_not_certified(tmp_path: Path) -> None:
+    """By the recorded optimiser, by another one, by a group that is added: no step of it is recorded."""
+    for way in ("unfrozen", "another", "added"):
+        model = network(nn.ReLU())
+        bias = freeze_bias(model)
+        trained = [p for p in model.parameters() if way == "unfrozen" or p is not bias]
+        optimizer, other = torch.optim.SGD(trained, lr=0.1), torch.optim.SGD([bias], lr=0.1)
+        with record(model, optimizer, tmp_path / way):
+            step(model, optimizer)
+            bias.requires_grad_(True)
+            if way == "added":
+                optimizer.add_param_group({"params": [bias]})
+            for _ in range(2):
+                step(model, optimizer)
+                if way == "another":
+                    other.step()
+        certificate = dualform.load(tmp_path / way).verify()
+        assert certificate.status == "not exact", way
+        assert {*certificate.moved} == {"0.bias"}, way
+
+
+def test_what_a_parametrisation_trains_later_is_not_certified(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    nn.utils.parametrizations.weight_norm(model[0])
+    own = model[0].parametrizations.weight.original0  # type: ignore[union-attr]
+    own.requires_grad_(False)
+    optimizer = sgd(model)
+    with pytest.warns(UserWarning, match="parametrised"):
+        recorder = record(model, optimizer, tmp_path / "run").start()
+    step(model, optimizer)
+    own.requires_grad_(True)
+    step(model, optimizer)
+    recorder.stop()
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert {*certificate.moved} == {"0.parametrizations.weight.original0"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is in use")
+def test_memory_is_flat_while_a_recorded_optimiser_does_not_step(tmp_path: Path) -> None:
+    """What waits is let go of again and again; a process that keeps it all would need 1.5 GB."""
+    model = nn.Linear(500, 500)
+    recorder = dualform.record(model, sgd(model), tmp_path / "run").start()
+    inputs, sizes = torch.randn(256, 500), []
+
+    def wait() -> None:
+        for number in range(3000):
+            model(inputs).sum().backward()
+            if number % 500 == 499:
+                sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() >> 20)
+
+    with pytest.warns(UserWarning, match="were not followed by a step"):
+        wait()
+    recorder.stop()
+    assert max(sizes) - sizes[1] < 256, sizes
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wrong_weights_in_half_precision_are_never_certified(tmp_path: Path, dtype: torch.dtype, lr: float) -> None:
+    model = network(nn.ReLU()).to(dtype)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with record(model, optimizer, tmp_path / "run"):
+        for _ in range(20):
+            inputs, targets = batch()
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs.to(dtype)).float(), targets).backward()
+            optimizer.step()
+        model.get_parameter("0.bias").data += 0.02  # of which the row that is looked at next tells nothing
+    assert dualform.load(tmp_path / "run").verify().status == "not certifiable"
