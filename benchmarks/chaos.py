@@ -24,7 +24,8 @@ from time import monotonic
 
 import torch
 
-from benchmarks.chaos_kinds import KINDS, Place, uninterrupted
+from benchmarks.chaos_kinds import KINDS
+from benchmarks.chaos_recording import Place, uninterrupted
 from benchmarks.crash import crash, report
 from benchmarks.lives import Failed, Training
 

@@ -1,202 +1,43 @@
-"""What `benchmarks.chaos` does to recordings, one function a kind: it raises Failed where a promise does not hold.
-
-A recording tells in a file which steps `sync` has promised, and which error it got. Afterwards all promised steps must
-open, be certified, and hold what an uninterrupted recording holds.
-"""
+"""What `benchmarks.chaos` does to recordings, one function a kind: it raises Failed where a promise does not hold."""
 
 import errno
-import hashlib
 import json
 import os
 import resource
 import signal
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from random import Random
 from time import monotonic, sleep
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-from numpy.typing import NDArray
-
 import dualform
-from benchmarks.contents import Bits, contents
+from benchmarks.chaos_recording import (
+    CHAPTER_BYTES,
+    EVERY,
+    FORK,
+    TIMEOUT,
+    Place,
+    another_run,
+    check_held,
+    check_same,
+    digests,
+    in_child,
+    recorded,
+)
+from benchmarks.contents import contents
 from benchmarks.lives import STEPS, Failed, Training, live_for
-from dualform.errors import DualformError, StorageError
+from dualform.errors import DualformError
 from dualform.store import Run
 from dualform.store.schema import shard_name
-
-_EVERY = 10  # steps, from one promise to the next
-_TIMEOUT = 60.0  # seconds; a recording takes about one
-_CHAPTER_BYTES = 20_000, 40_000
-_FORK = get_context("fork")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where an event happens, what an uninterrupted recording holds, and what chance is drawn from."""
-
-    directory: Path
-    whole: dict[str, Bits]
-    random: Random
-
-    @property
-    def run(self) -> Path:
-        return self.directory / "run"
-
-    def some_step(self) -> int:
-        """Draw a step after the first promise."""
-        return self.random.randint(_EVERY, STEPS - 1)
-
-    def record(self, path: Path, **options: Any) -> "Told":
-        """Record in a process of its own, and return what it was told."""
-        return recorded(self.directory / "told", path, chapter_bytes=self.random.randint(*_CHAPTER_BYTES), **options)
-
-
-@dataclass(frozen=True)
-class Told:
-    """What a training heard of its recording."""
-
-    promised: int  # steps
-    error: str | None
-
-
-def in_child(work: Callable[..., None], *arguments: Any, **named: Any) -> None:
-    """Do some work in a process of its own; raises Failed if that fails, or hangs."""
-    receiver, sender = _FORK.Pipe(duplex=False)
-
-    def child() -> None:
-        try:
-            work(*arguments, **named)
-            sender.send(None)
-        except BaseException as error:  # whatever it is, it is told of
-            sender.send(f"{type(error).__name__}: {error}")
-
-    process = _FORK.Process(target=child)
-    process.start()
-    sender.close()
-    process.join(_TIMEOUT)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise Failed(f"hangs for {_TIMEOUT:.0f} seconds")
-    try:
-        failure = receiver.recv()
-    except EOFError:
-        failure = f"ended with exit code {process.exitcode}"
-    finally:
-        receiver.close()
-    if failure:
-        raise Failed(failure)
-
-
-def recorded(told: Path, path: Path, **options: Any) -> Told:
-    told.unlink(missing_ok=True)
-    in_child(_record, told, path, **options)
-    lines = [json.loads(line) for line in told.read_text().splitlines()]
-    promised = [line["promised"] for line in lines if "promised" in line]
-    return Told(promised[-1] if promised else 0, next((line["error"] for line in lines if "error" in line), None))
-
-
-def _record(
-    told: Path,
-    path: Path,
-    chapter_bytes: int,
-    prepare: Callable[[], None] = lambda: None,
-    before_step: Callable[[int], None] = lambda step: None,
-) -> None:
-    training = Training()
-    with told.open("a", buffering=1) as file, patch("dualform.recorder.session.chapter_bytes", lambda _: chapter_bytes):
-        prepare()
-        try:
-            with dualform.record(training.model, training.optimizer, path) as recorder:
-                while recorder.steps < STEPS:
-                    before_step(recorder.steps)
-                    training.step(recorder)
-                    if recorder.steps % _EVERY == 0:
-                        print(json.dumps({"promised": recorder.sync()}), file=file)
-            print(json.dumps({"promised": recorder.steps}), file=file)
-        except StorageError as error:
-            print(json.dumps({"error": str(error)}), file=file)
-
-
-def uninterrupted(directory: Path) -> dict[str, Bits]:
-    """Return what an uninterrupted recording holds."""
-    directory.mkdir()
-    recorded(directory / "told", directory / "run", chapter_bytes=_CHAPTER_BYTES[0])
-    return contents(directory / "run")
-
-
-def check_held(path: Path, whole: dict[str, Bits], promised: int) -> None:
-    """Raise unless a run has all promised steps, is certified, and each of its steps is as it was in training."""
-    if not promised and not (path / shard_name(0)).exists():
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        memory = dualform.load(path)
-    if memory.steps < promised:
-        raise Failed(f"{promised} steps were promised, {memory.steps} are there")
-    certificate = memory.verify()
-    if memory.steps and (not certificate.ok or certificate.steps_certified < promised):
-        raise Failed(f"not certified: {certificate}")
-    check_prefix(path, whole)
-
-
-def check_prefix(path: Path, whole: dict[str, Bits]) -> None:
-    """Raise unless the steps of a run are the first ones of the uninterrupted run."""
-    steps = Run(path).steps
-    if not steps:
-        return
-    with patch.object(Run, "unread", None, create=True):
-        found = contents(path)
-    for name, bits in found.items():
-        if not name.startswith(("state/", "end")):
-            ours, expected = _array(bits), _array(whole[name])
-            if not np.array_equal(ours, expected[: len(expected) // STEPS * steps]):
-                raise Failed(f"{name} is not what it was in training")
-
-
-def _array(bits: Bits) -> NDArray[Any]:
-    dtype, shape, content = bits
-    return np.frombuffer(content, dtype=dtype).reshape(shape)
-
-
-def _digests(path: Path) -> dict[str, str]:
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted(path.iterdir())}
-
-
-def _check_same(path: Path, before: dict[str, str], what: str) -> None:
-    if (now := _digests(path)) != before:
-        changed = sorted(name for name in {*now, *before} if now.get(name) != before.get(name))
-        raise Failed(f"{what} was harmed: {', '.join(changed)}")
-
-
-def _another_run(path: Path) -> dict[str, str]:
-    """Record somebody else's run, and return what its files hold."""
-    training = Training()
-    with dualform.record(training.model, training.optimizer, path) as recorder:
-        for _ in range(3):
-            training.step(recorder)
-    return _digests(path)
-
-
-# Kinds of chaos
 
 
 def killed(place: Place) -> None:
     """Kill it at any moment, from its start to its end; then it goes on from its checkpoint to the same run."""
-    while not live_for(
-        place.random.uniform(0, 1.2), place.directory, place.random.randint(*_CHAPTER_BYTES), False
-    ).ended:
-        saved = place.directory / "checkpoint.pt"
-        in_child(_check_killed, place, saved)
-        if place.random.random() < 0.5:
-            live_for(_TIMEOUT, place.directory, place.random.randint(*_CHAPTER_BYTES), False)
-            break
+    seconds = place.random.uniform(0, 1.2)
+    while not live_for(seconds, place.directory, place.random.randint(*CHAPTER_BYTES), with_worker=False).ended:
+        in_child(_check_killed, place, place.directory / "checkpoint.pt")
+        seconds = place.random.choice([seconds, TIMEOUT])  # once more, or to the end
     in_child(check_held, place.run, place.whole, STEPS)
     if contents(place.run) != place.whole:
         raise Failed("the run that was resumed is not the uninterrupted one")
@@ -243,10 +84,10 @@ def renamed(place: Place) -> None:
     def before_step(step: int) -> None:
         if step == at and not moved.exists():
             place.run.rename(moved)
-            other.write_text(json.dumps(_another_run(place.run)))
+            other.write_text(json.dumps(another_run(place.run)))
 
     told = place.record(place.run, before_step=before_step)
-    _check_same(place.run, json.loads(other.read_text()), "the run that was begun at the old path")
+    check_same(place.run, json.loads(other.read_text()), "the run that was begun at the old path")
     in_child(check_held, moved, place.whole, told.promised)
 
 
@@ -255,12 +96,12 @@ def changed_directory(place: Place) -> None:
     at, ours, theirs = place.some_step(), place.directory / "ours", place.directory / "theirs"
     ours.mkdir()
     theirs.mkdir()
-    in_child(_another_run, theirs / "run")
-    before = _digests(theirs / "run")
+    in_child(another_run, theirs / "run")
+    before = digests(theirs / "run")
     told = place.record(
         Path("run"), prepare=lambda: os.chdir(ours), before_step=lambda step: os.chdir(theirs) if step == at else None
     )
-    _check_same(theirs / "run", before, "the run of the same name in another directory")
+    check_same(theirs / "run", before, "the run of the same name in another directory")
     in_child(check_held, ours / "run", place.whole, told.promised)
     if told.promised < STEPS:
         raise Failed(f"recording stopped: {told.error}")
@@ -268,33 +109,33 @@ def changed_directory(place: Place) -> None:
 
 def few_descriptors(place: Place) -> None:
     """Allow 64 open files to a run of more shards than that, while it is recorded, opened, verified and resumed."""
-
-    def prepare() -> None:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-        patch("dualform.recorder.evidence._MAX_STEPS", 1).start()
-
-    told = recorded(place.directory / "told", place.run, chapter_bytes=1, prepare=prepare)
+    checkpoint = place.directory / "checkpoint.pt"
+    told = recorded(
+        place.directory / "told", place.run, chapter_bytes=1, every=1, prepare=_allow_few, checkpoint=checkpoint
+    )
     if told.promised < STEPS:
         raise Failed(f"recording stopped: {told.error}")
-    before = _digests(place.run)
-    in_child(_resume_with_few, place)
-    for name in before:
-        if not (place.run / name).exists():
-            raise Failed(f"{name} was dropped, though it was sealed")
+    in_child(_check_with_few, place)
+    resumed = recorded(
+        place.directory / "told", place.run, chapter_bytes=1, every=1, prepare=_allow_few, resume_from=checkpoint
+    )
+    if resumed.promised < STEPS:
+        raise Failed(f"resuming stopped: {resumed.error}")
+    in_child(_check_with_few, place)
+    if contents(place.run) != place.whole:
+        raise Failed("the run that was resumed is not the uninterrupted one")
 
 
-def _resume_with_few(place: Place) -> None:
-    shards = len(list(place.run.glob("shard-*")))
-    if shards < 70:
-        raise Failed(f"only {shards} shards: nothing to be told from them")
+def _allow_few() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+
+
+def _check_with_few(place: Place) -> None:
+    shards = len(list(place.run.glob("shard-*")))
+    if shards <= STEPS:
+        raise Failed(f"only {shards} shards: some were dropped, though they were sealed")
+    _allow_few()
     check_held(place.run, place.whole, STEPS)
-    training = Training()
-    training.model.load_state_dict(dualform.load(place.run).model(training.model).state_dict())
-    try:  # its momenta are not restored, so that it is refused, and nothing may be dropped
-        dualform.record(training.model, training.optimizer, place.run, resume=STEPS).start().stop()
-    except DualformError:
-        check_held(place.run, place.whole, STEPS)
 
 
 def damaged(place: Place) -> None:
@@ -326,14 +167,14 @@ def _check_damaged(place: Place) -> None:
 def two_writers(place: Place) -> None:
     """Let a second process record to the same place, to replace it or to resume it: it is refused."""
     at, started, tried = place.some_step(), place.directory / "started", place.directory / "tried"
-    resume = place.random.choice([None, _EVERY])
+    resume = place.random.choice([None, EVERY])
 
     def before_step(step: int) -> None:
         if step == at:
             started.touch()
             _wait_for(tried)
 
-    second = _FORK.Process(target=_second_writer, args=(place.run, started, tried, resume))
+    second = FORK.Process(target=_second_writer, args=(place.run, started, tried, resume))
     second.start()
     told = place.record(place.run, before_step=before_step)
     second.join()
@@ -358,7 +199,7 @@ def _second_writer(path: Path, started: Path, tried: Path, resume: int | None) -
 
 
 def _wait_for(file: Path) -> None:
-    end = monotonic() + _TIMEOUT / 2
+    end = monotonic() + TIMEOUT / 2
     while not file.exists() and monotonic() < end:
         sleep(0.005)
 

@@ -17,10 +17,13 @@ Bits = tuple[str, tuple[int, ...], bytes]
 _OF_SLOTS = ("pass_step", "pass_rows", "factors", "value_exponent", "visits")
 
 
-def contents(path: Where) -> dict[str, Bits]:
-    """Return dtype, shape and bytes of everything in a run: ledger, audit, slots and tags, and the state at the end."""
+def contents(path: Where, damaged: bool = False) -> dict[str, Bits]:
+    """Return dtype, shape and bytes of everything in a run: ledger, audit, slots and tags, and the state at the end.
+
+    Of a run that may be damaged, all that comes before the damage.
+    """
     run = Run(path)
-    assert run.unread is None, run.unread
+    assert damaged or run.unread is None, run.unread
     chapters = [shard for _, shard in run.chapters]
     arrays = {"end": np.array([f"{run.steps} steps", str(run.ended)])}
     for layer in run.manifest.layers:

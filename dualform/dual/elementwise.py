@@ -133,7 +133,7 @@ class AddedFold(_ReplayFold):
 
     def add(self, step: ReplayedStep) -> None:
         coefficients = self._coefficients(step)
-        if not self._selection.conditions:
+        if self.replay.chooses_all(step, self._selection):
             for parameter, coefficient in coefficients.items():
                 self._sums[parameter].add(coefficient * step.updates[parameter].gradient)
             return

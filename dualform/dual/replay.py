@@ -17,7 +17,8 @@ Elementwise also means that the output units of a layer do not depend on each ot
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, sqrt
+from math import ceil, prod, sqrt
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from dualform.store import Layer, Parameter, Run, Shard, Use
 from dualform.store.schema import ledger_tensor
 
 _SHORT_SUM = 64  # matrices
+_TOGETHER = 1024  # steps of one slot whose gradients are made at once,
+_TOGETHER_BYTES = 1 << 24  # if they take no more than this
 _KEPT_BYTES = 1 << 28  # of a chapter whose moments and gradients all fit into this, nothing is made twice
 
 
@@ -51,8 +54,10 @@ class Update:
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
             step = self.rule.step(self.line, self.moments)
         numbers = {name: float(number) for name, number in vars(step).items() if isinstance(number, float)}
-        # torch multiplies weights by a number of their own precision; one that is close to 1 loses most by that
-        return replace(step, **numbers | {"keep": float(torch.tensor(step.keep, dtype=self.gradient.dtype))})
+        if step.keep != 1.0:
+            # torch multiplies weights by a number of their own precision; one that is close to 1 loses most by that
+            numbers["keep"] = float(torch.tensor(step.keep, dtype=self.gradient.dtype))
+        return replace(step, **numbers)
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,12 @@ class Replay:
             return [slots.block(step.shard, rows) for rows in passes]
         return slots.chosen_blocks(step.shard, passes, selection)
 
+    def chooses_all(self, step: ReplayedStep, selection: Selection) -> bool:
+        """Return whether a selection has every slot of a step, whose gradients need not be made once more then."""
+        return not selection.conditions or all(
+            self.slots[layer].chooses_all(step.shard, passes, selection) for layer, passes in step.passes.items()
+        )
+
     def rounding(self, step: ReplayedStep, layer: Layer, use: Use) -> "Rounding":
         """Return what rounding to half precision made of what slots of a layer added to a parameter in a step."""
         if step.shard.pass_precision(layer.name) is None:  # as in most trainings
@@ -164,13 +175,13 @@ class _Chapter:
         segments = [steps[i : i + size] for i in range(0, len(steps), size)]
         for segment in segments[:-1]:
             state = starts[-1]
-            for number in segment:
-                state, _ = self._take(state, number)
+            for number, gradients in self._with_gradients(segment):
+                state, _ = self._take(state, number, gradients)
             starts.append(state)
         while segments:
             state, replayed = starts.pop(), []
-            for number in segments.pop():
-                state, step = self._take(state, number)
+            for number, gradients in self._with_gradients(segments.pop()):
+                state, step = self._take(state, number, gradients)
                 replayed.append(step)
             while replayed:
                 yield replayed.pop()
@@ -189,25 +200,62 @@ class _Chapter:
             0.0 if momentum is None else chosen(momentum),
         )
 
-    def _take(self, state: Mapping[Parameter, _State], number: int) -> tuple[dict[Parameter, _State], ReplayedStep]:
-        """Take one step forwards. A parameter that torch did not step stays what it is."""
-        passes = {layer: rows.get(number, []) for layer, rows in self._passes.items()}
-        step = ReplayedStep(number, self._before, self._shard, {}, passes)
+    def _with_gradients(self, steps: range) -> Iterator[tuple[int, Mapping[Parameter, Tensor]]]:
+        """Yield steps with their gradients; of steps that have one slot each, many are made at once."""
+        nbytes = max(prod(parameter.shape) for parameter in self._lines) * self._replay.dtype.itemsize
+        size = max(1, min(_TOGETHER, _TOGETHER_BYTES // nbytes))
+        for some in (steps[start : start + size] for start in range(0, len(steps), size)):
+            made = self._gradients_of_slots(some)
+            if made is None:
+                yield from ((number, self._gradients(number)) for number in some)
+            else:
+                for number, *gradients in zip(some, *made.values(), strict=True):
+                    yield number, dict(zip(made, gradients, strict=True))
+
+    def _gradients_of_slots(self, steps: range) -> Mapping[Parameter, Sequence[Tensor]] | None:
+        """Return the gradients of steps with one slot each: of each parameter, one a step. None: some have others."""
+        (layer, *others), replay = self._replay.layers, self._replay
+        rows = [rows for number in steps for rows in self._passes[layer.name].get(number, [slice(0)])]
+        single = len(rows) == len(steps) and all(row.stop - row.start == 1 for row in rows)
+        if others or not single or self._shard.pass_precision(layer.name) is not None:
+            return None
+        block, gradients = replay.slots[layer.name].block(self._shard, slice(rows[0].start, rows[-1].stop)), {}
+        for use in layer.trained:
+            factors = torch.from_numpy(block.factors(use)).to(replay.dtype)[:, None, None]
+            products = block.keys.of(use).outers(replay.values(block)) * factors  # (steps, units, width)
+            gradients[use.parameter] = kind_of(layer).from_map(use, products).unbind()
+        return gradients
+
+    def _gradients(self, number: int) -> Mapping[Parameter, Tensor]:
+        """Return the gradient of each parameter that torch stepped, as far as slots were in it."""
+        lines, step = self._lines_of(number), self._replayed(number)
         blocks = {layer.name: self._replay.blocks(step, layer) for layer in self._replay.layers}
-        first = self._shard.info.first_step
-        lines = {parameter: lines[number - first] for parameter, lines in self._lines.items()}
 
         def gradients_of(layer: Layer) -> dict[Use, Tensor]:
             stepped = [use for use in layer.trained if lines.get(use.parameter) is not None]
             return {use: self._gradient(use, blocks[layer.name]) for use in stepped if blocks[layer.name]}
 
-        gradients = over_all_uses(self._replay.layers, self._lines, gradients_of)
+        return over_all_uses(self._replay.layers, self._lines, gradients_of)
+
+    def _lines_of(self, number: int) -> dict[Parameter, Line | None]:
+        first = self._shard.info.first_step
+        return {parameter: lines[number - first] for parameter, lines in self._lines.items()}
+
+    def _replayed(self, number: int, updates: Mapping[Parameter, Update] = MappingProxyType({})) -> ReplayedStep:
+        passes = {layer: rows.get(number, []) for layer, rows in self._passes.items()}
+        return ReplayedStep(number, self._before, self._shard, updates, passes)
+
+    def _take(
+        self, state: Mapping[Parameter, _State], number: int, gradients: Mapping[Parameter, Tensor]
+    ) -> tuple[dict[Parameter, _State], ReplayedStep]:
+        """Take one step forwards. A parameter that torch did not step stays what it is."""
         after, updates = dict(state), {}
-        for parameter, line in lines.items():
+        for parameter, line in self._lines_of(number).items():
             if line is not None:
-                gradient = gradients.get(parameter, torch.zeros_like(state[parameter].weight))
-                updates[parameter], after[parameter] = self._update(parameter, gradient, state[parameter], line)
-        return after, replace(step, updates=updates)
+                gradient = gradients.get(parameter)
+                known = torch.zeros_like(state[parameter].weight) if gradient is None else gradient
+                updates[parameter], after[parameter] = self._update(parameter, known, state[parameter], line)
+        return after, self._replayed(number, updates)
 
     def _update(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Update, _State]:
         decay = self._rule.decay(line)

@@ -43,6 +43,10 @@ class Keys(ABC):
         """Return the sum over slots of value x key^T, for values (slots, d_out): (d_out, width)."""
 
     @abstractmethod
+    def outers(self, values: Tensor) -> Tensor:
+        """Return value x key^T of each slot by itself: (slots, d_out, width)."""
+
+    @abstractmethod
     def outer_squares(self, values: Tensor) -> Tensor:
         """Return the sum of squares of what `outer` sums up: (d_out, width)."""
 
@@ -77,6 +81,9 @@ class Vectors(Keys):
     def outer(self, values: Tensor) -> Tensor:
         return values.mT @ self._rows
 
+    def outers(self, values: Tensor) -> Tensor:
+        return values[:, :, None] * self._rows[:, None, :]
+
     def outer_squares(self, values: Tensor) -> Tensor:
         return values.square().mT @ self._rows.square()
 
@@ -108,6 +115,11 @@ class OneHot(Keys):
         rows = torch.zeros(self._width, values.shape[1], dtype=values.dtype)
         return rows.index_add_(0, self._index, values).mT
 
+    def outers(self, values: Tensor) -> Tensor:
+        rows = torch.zeros(len(self), self._width, values.shape[1], dtype=values.dtype)
+        rows[torch.arange(len(self)), self._index] = values
+        return rows.mT
+
     def outer_squares(self, values: Tensor) -> Tensor:
         return self.outer(values.square())
 
@@ -137,6 +149,9 @@ class Ones(Keys):
 
     def outer(self, values: Tensor) -> Tensor:
         return values.sum(dim=0)[:, None]
+
+    def outers(self, values: Tensor) -> Tensor:
+        return values[:, :, None]
 
     def outer_squares(self, values: Tensor) -> Tensor:
         return values.square().sum(dim=0)[:, None]

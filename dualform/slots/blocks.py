@@ -141,6 +141,13 @@ class Slots:
         chosen = [rows.start + np.flatnonzero(mask[rows]) for rows in passes]
         return [self.block(shard, rows) for rows in chosen if len(rows)]
 
+    def chooses_all(self, shard: Shard, passes: Sequence[slice], selection: Selection) -> bool:
+        """Return whether all slots of some backward passes in a shard are chosen."""
+        if not passes:
+            return True
+        mask = self._chosen(self._shards.index(shard), selection)
+        return all(mask[rows].all() for rows in passes)
+
     def _chosen(self, chapter: int, selection: Selection) -> NDArray[np.bool_]:
         """Return which rows of a shard a selection contains."""
         kept = self._mask

@@ -41,15 +41,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("command", ["info", "verify", "attend", "an unknown layer", "no run"])
 def test_what_ascii_does_not_have_is_escaped(run: Path, command: str) -> None:
-    attend = ["attend", run, "--model", "models_of_umlauts:netz", "--input", "inputs.npy", "--by", "label"]
+    model = ["--model", "models_of_umlauts:netz", "--input", "inputs.npy"]
     arguments = {
-        "info": ["info", run],
-        "verify": ["verify", run],
-        "attend": attend,
-        "an unknown layer": [*attend, "--layer", "höhe"],
+        "info": ["info", str(run)],
+        "verify": ["verify", str(run)],
+        "attend": ["attend", str(run), *model, "--by", "label"],
+        "an unknown layer": ["attend", str(run), *model, "--layer", "höhe"],
         "no run": ["info", "nirgendwö"],
     }[command]
-    result = CliRunner(charset="ascii").invoke(app, [str(argument) for argument in arguments])
+    result = CliRunner(charset="ascii").invoke(app, arguments)
     assert result.exit_code == (1 if command in ("an unknown layer", "no run") else 0), result.output
     assert not isinstance(result.exception, UnicodeError)
     assert result.output.isascii()
@@ -69,7 +69,7 @@ def test_output_goes_to_a_file_on_any_system(run: Path, environment: dict[str, s
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs names of files that are no text")
 def test_a_name_that_is_no_text_is_escaped(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dualform", "info", os.fsencode(tmp_path) + b"/\xff"]
+    command: list[str | bytes] = [sys.executable, "-m", "dualform", "info", os.fsencode(tmp_path) + b"/\xff"]
     done = subprocess.run(command, env=os.environ | {"PYTHONUTF8": "1"}, capture_output=True)
     assert done.returncode == 1
     assert b"Traceback" not in done.stderr

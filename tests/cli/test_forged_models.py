@@ -45,7 +45,7 @@ def record(path: Path, **about: Any) -> Path:
 def test_arguments_of_a_model_take_no_memory_that_the_run_is_not_worth(tmp_path: Path, forged: dict[str, int]) -> None:
     run = record(tmp_path / "run", arguments={**_TRUE, **forged}, inputs="inputs.safetensors")
     save_file({"inputs": torch.zeros(1, 2, dtype=torch.int64)}, run / "inputs.safetensors")
-    with Largest() as largest:
+    with Largest() as largest:  # type: ignore[no-untyped-call]
         reason = fails("attend", run)
         shown = open_run(run)
     assert "shape" in reason or "Storage size" in reason

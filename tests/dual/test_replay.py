@@ -54,9 +54,9 @@ def test_little_of_a_chapter_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyP
     taken: list[int] = []
     take = replay._Chapter._take
 
-    def counted(self: Any, state: Any, number: int) -> Any:
+    def counted(self: Any, state: Any, number: int, gradients: Any) -> Any:
         taken.append(number)
-        return take(self, state, number)
+        return take(self, state, number, gradients)
 
     monkeypatch.setattr(replay._Chapter, "_take", counted)
     run = Run(tmp_path / "run")
