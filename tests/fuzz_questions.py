@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import dualform
-from dualform import Output, Timeline, Top, Total
+from dualform import Output, Question, Timeline, Top, Total
 from tests.raw_run import RawLayer, RawRun
 
 Array = NDArray[Any]
@@ -89,7 +89,7 @@ class Case:
 
     def _record(self, path: Path, storage: str, tokens: bool) -> None:
         dtype, optimizer = next(self.model.parameters()).dtype, self._optimizer()
-        pools = {
+        pools: dict[str, list[Any]] = {
             "id": [2**53, 2**53 + 1, -7, 0, 300], "mark": [float("nan"), -0.5, 1e300, 2.0, float("inf")],
             "flag": [True, False], "name": ["", "a", "b\0c", "Ω" * 300, "a "],
         }  # fmt: skip
@@ -209,7 +209,7 @@ class Asked:
         k, bins = random.randint(1, 6), random.randint(1, 7)
         valued = random.random() < 0.3 and not self.case.adam
         for again in range(random.choice([1, 3])):  # from the second on, sums and sketches that were kept
-            questions = [
+            questions: list[Question] = [
                 Top(k, by, per, absolute),
                 Total(by, absolute, valued),
                 Timeline(bins, absolute, valued),
