@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dualform.errors import QueryError
 from dualform.kinds.keys import add_by_group
 from dualform.slots import Block, ByTags, Grouping
 
@@ -42,7 +43,12 @@ class AttentionScores:
 
     def of(self, block: Block, absolute: bool) -> Tensor:
         if self._last is None or self._last[0] is not block:
-            self._last = block, block.keys.pair(self._queries).mT
+            weights = block.keys.pair(self._queries).mT
+            if not bool(weights.isfinite().all()):  # beyond float32
+                weights = block.keys.pair(self._queries.double()).mT
+                if not bool(weights.isfinite().all()):
+                    raise QueryError("attention weights are beyond what float64 holds: scale the queries down")
+            self._last = block, weights
         return self._last[1].abs() if absolute else self._last[1]
 
 
@@ -94,7 +100,11 @@ class TopFold:
         codes = self._grouping.codes(block)
         weights = self._scores.of(block, self._absolute)
         bars = self._bar.to(weights.dtype).mT[torch.from_numpy(codes)]  # (slots, queries)
-        row, query = (index.numpy() for index in torch.nonzero(weights > bars, as_tuple=True))
+        reaching = weights > bars
+        if self._groups == 1 and len(block) > self._k and bool(self._bar.isneginf().any()):
+            # No bar yet: of the first block all would be candidates, and sorting them takes longer than scoring.
+            reaching &= weights >= weights.mT.topk(self._k).values[:, -1]
+        row, query = (index.numpy() for index in torch.nonzero(reaching, as_tuple=True))
         self._waiting.append((query * self._groups + codes[row], block.slots[row], weights[row, query].numpy()))
         self._waiting_count += len(row)
         if self._waiting_count > max(len(self._cell), _MIN_WAITING):

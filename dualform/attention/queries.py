@@ -95,6 +95,9 @@ def as_queries(view: View, by_layer: Any) -> dict[str, Tensor]:
             entries = f"has {queries.shape[-1]}" if queries.dim() else "is a single number"
             raise QueryError(f"a query of layer {name!r} has {width} entries, this one {entries}")
         prepared[name] = queries.detach().to("cpu", view.dtype).reshape(-1, width)
+        if not bool(prepared[name].isfinite().all()):
+            precision = str(view.dtype).removeprefix("torch.")
+            raise QueryError(f"queries of layer {name!r} have entries that are NaN, infinite or beyond {precision}")
     return prepared
 
 

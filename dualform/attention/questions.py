@@ -81,6 +81,9 @@ class Top:
             batch.sources.index.examples(layer, tags, self._groups) if batch.often and not self.absolute else None
         )
         sketched = None if examples is None else examples.search.sketch.of_queries(queries)
+        loose = ""
+        if examples is not None and sketched is not None and not examples.search.prunes(queries, sketched, self.k):
+            loose, sketched = _loose(examples.search.passed(queries, sketched, self.k)), None
         if examples is not None and sketched is not None:
             search, visits = examples.search, examples.visits
             return Route(
@@ -89,7 +92,7 @@ class Top:
             )
         grouping = batch.sources.view.grouping(layer, tags)
         return Route(
-            f"a scan of all slots, summed up over {grouping.size:,} training examples",
+            f"a scan of all slots, summed up over {grouping.size:,} training examples{loose}",
             lambda totals: self._table_of_examples(batch, totals.best(self._groups, self.k), totals.visits),
             TotalFold(batch.scores, grouping, len(queries), self.absolute),
         )
@@ -98,13 +101,16 @@ class Top:
         queries = batch.queries
         search = batch.sources.index.search(batch.slots.layer.name, self.by) if batch.often else None
         sketched = None if search is None else search.sketch.of_queries(queries)
+        loose = ""
+        if search is not None and sketched is not None and not search.prunes(queries, sketched, self.k, self.absolute):
+            loose, sketched = _loose(search.passed(queries, sketched, self.k, self.absolute)), None
         if search is not None and sketched is not None:
             return Route(
                 f"an index of {search.sketch.keys:,} keys",
                 lambda _: self._table_of_slots(batch, search.best(queries, sketched, self.k, self.absolute)),
             )
         fold = TopFold(batch.scores, self.k, batch.grouping(self.by), len(queries), self.absolute)
-        return Route("a scan of all slots", lambda best: self._table_of_slots(batch, best), fold)
+        return Route(f"a scan of all slots{loose}", lambda best: self._table_of_slots(batch, best), fold)
 
     def _table_of_slots(self, batch: QueryBatch, best: BestSlots) -> Table:
         facts = lookup(batch, best.slot, with_coefficient=True)
@@ -119,6 +125,10 @@ class Top:
         if batch.sources.view.run.manifest.storage.merge:
             del facts["slot"], facts["step"]
         return Table({"query": best.query, "score": best.score, "visits": visits.of(best.slot), **facts})
+
+
+def _loose(passed: float) -> str:
+    return f" (an index would leave {passed:.0%} of them to be scored)"
 
 
 class _Sum:

@@ -17,7 +17,7 @@ both rests, rest(x)^2 = (1 + c) |x|^2 - |x B|^2, their product is larger by at l
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -38,6 +38,9 @@ _MIN_DIRECTIONS = 16
 _ENTRIES_A_DIRECTION = 12  # of a key: directions for a sixth of a float16 key's bytes
 _MAX_SKETCH_BYTES = 1 << 29
 _SLACK = 16.0
+_SAMPLED_QUERIES = 4  # that the share of slots which pass the bounds is measured on
+_MAX_PASSED = 0.02  # of the slots: beyond it, a scan is quicker
+_FEW_SLOTS = 2048  # which are scored in no time, however large a share they are
 _PIECE_ROWS = 4096  # of keys in memory, sketched at a time
 
 
@@ -185,6 +188,24 @@ class Search:
     keys: KeyRows
     sketch: Sketch
     members: Members
+    _passed: dict[tuple[int, bool], float] = field(default_factory=dict)  # by k and absolute, once measured
+
+    def passed(self, queries: Tensor, sketched: Tensor, k: int, absolute: bool = False) -> float:
+        """Return which share of the slots the bounds leave to be scored; measured once, on the first queries."""
+        if (k, absolute) not in self._passed:
+            some, slots = slice(0, _SAMPLED_QUERIES), len(self.members.slots)
+            of_keys = torch.empty(len(queries[some]), self.sketch.keys, dtype=queries.dtype)
+            self.sketch.bounds(sketched[:, some], absolute, of_keys)
+            bounds = self.members.pick(of_keys, torch.empty(len(of_keys), slots, dtype=queries.dtype))
+            bars = self._likely(queries[some], bounds, k, absolute)[1] if slots else []
+            reaching = sum(int((bounds[:, s] >= bar).sum()) for s, bar in zip(self.members.spans, bars, strict=True))
+            self._passed[k, absolute] = reaching / max(1, len(of_keys) * slots)
+        return self._passed[k, absolute]
+
+    def prunes(self, queries: Tensor, sketched: Tensor, k: int, absolute: bool = False) -> bool:
+        """Return whether the bounds leave so few slots to be scored that this is quicker than to scan all."""
+        passed = self.passed(queries, sketched, k, absolute)
+        return passed <= _MAX_PASSED or passed * len(self.members.slots) <= _FEW_SLOTS
 
     def best(self, queries: Tensor, sketched: Tensor, k: int, absolute: bool = False) -> BestSlots:
         """Return the k best of each group; `sketched` is what `sketch.of_queries` made of the queries."""

@@ -133,5 +133,7 @@ class KeyCountFold:
         used = torch.nonzero(self._counts.any(dim=1)).flatten()
         for rows in used.split(_CHUNK_KEYS):
             scores = self._slots.keys.weights(rows.numpy(), queries).abs_()  # (queries, keys)
+            if not bool(scores.isfinite().all()):  # beyond float32
+                scores = self._slots.keys.weights(rows.numpy(), queries.double()).abs_()
             totals += (scores.double() @ self._counts[rows]).mT
         return totals
