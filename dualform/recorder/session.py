@@ -101,8 +101,8 @@ class Session:
     def _add_step_hooks(self, stepped: RecordedOptimizer) -> None:
         before = stepped.optimizer.register_step_pre_hook(partial(self._before_step, stepped))
         self._before_hooks[stepped.number] = before
-        after = stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped))
-        self._handles += [before, after]
+        self._handles.append(before)  # at once, for the next may be refused
+        self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
 
     def _begin(self, where: Where, overwrite: bool, resume: int | None) -> tuple[RunWriter, Account]:
         """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""

@@ -17,8 +17,7 @@ def recorded(path: Path, keys: Tensor, scale: float = 1.0, **arguments: Any) -> 
     """Record one step whose keys are these; values are of size `scale`."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(keys.shape[1], 2, bias=False)).to(keys.dtype)
-    with torch.no_grad():
-        model[0].weight.zero_()
+    nn.init.zeros_(next(model.parameters()))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     with dualform.record(model, optimizer, path, **arguments) as recorder:
         recorder.tag(id=np.arange(len(keys)), label=np.arange(len(keys)) % 2)

@@ -192,7 +192,7 @@ def test_a_first_start_that_sealed_nothing_is_no_run_to_be_lost(tmp_path: Path) 
 
 def test_a_manifest_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"name": "a web page"}')
-    with pytest.raises(RunExists, match="already holds a run"):
+    with pytest.raises(RunExists, match="is not empty and not a dualform run"):
         Training().record(tmp_path, range(2))
     assert (tmp_path / "manifest.json").read_text() == '{"name": "a web page"}'
 
