@@ -1,6 +1,6 @@
 """Certify a run: measure the distance between its primal and its dual form."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
@@ -43,16 +43,20 @@ class LayerCertificate:
         return max((distance.rounding / max(distance.change, 1e-300) for distance in moved), default=0.0)
 
     def failed(self, tolerance: float) -> list[SpanCertificate]:
-        """Return the spans that are not exact.
-
-        Rounding weights to half precision would explain changes of their own size, so it may explain nothing.
-        """
+        """Return the spans that are not exact."""
         spans = [*self.chapters, *([self.whole] if self.whole else [])]
-        return [span for span in spans if not span.ok(tolerance, explained=self.half_weights is None)]
+        return [span for span in spans if not span.ok(tolerance)]
 
     def ok(self, tolerance: float) -> bool:
         """Return whether the whole run and each chapter are exact."""
         return not self.failed(tolerance)
+
+    def of_weights_in(self, half_weights: str | None) -> "LayerCertificate":
+        """Say that weights are in half precision: to round them would explain changes of any size, so it may not."""
+        if half_weights is None:
+            return self
+        whole, chapters = self.whole and self.whole.without_floor(), [span.without_floor() for span in self.chapters]
+        return replace(self, whole=whole, chapters=chapters, half_weights=half_weights)
 
     def to_dict(self, tolerance: float) -> dict[str, Any]:
         """Return the facts as data, with a note on each parameter that needs one."""
@@ -236,12 +240,13 @@ def verify(
     layers: dict[str, LayerCertificate] = {}
     for name in run.layers if storage.values and run.steps else ():
         progress(name)
-        half_weights = _half_weights(run, name)
+        half_weights = _half_precision(run, [use.parameter.name for use in run.layers[name].trained])
         autocast = None if half_weights else half_precisions(run, sharing(run.manifest, run.layers[name]))
-        layers[name] = replace(certify(name), autocast=autocast, half_weights=half_weights)
+        layers[name] = replace(certify(name), autocast=autocast).of_weights_in(half_weights)
+    replayed = accounted(run) if storage.values else None
     return Certificate(
         layers=layers,
-        accounted=accounted(run) if storage.values else None,
+        accounted=replayed and replayed.of_weights_in(_half_precision(run, run.accounted)),
         moved=moved_parameters(run),
         coverage=run.coverage,
         tolerance=storage.precision.tolerance,
@@ -255,9 +260,9 @@ def verify(
     )
 
 
-def _half_weights(run: Run, layer: str) -> str | None:
-    """Return the half precision that a layer's trained parameters are in; None: they are in a wider one."""
-    names = {DTYPES[run.final.dtype(state_tensor(use.parameter.name))] for use in run.layers[layer].trained}
+def _half_precision(run: Run, parameters: Iterable[str]) -> str | None:
+    """Return the half precision that one of these parameters is in; None: all are in wider ones."""
+    names = {DTYPES[run.final.dtype(state_tensor(parameter))] for parameter in parameters}
     return " and ".join(sorted(names & {*PASS_PRECISIONS})) or None
 
 

@@ -1,7 +1,7 @@
 """Measure how far the dual form of a parameter is from the primal one, and decide when that is near enough."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -24,10 +24,9 @@ class Distance:
     def relative(self) -> float:
         return 0.0 if self.no_net_gradient and self.error <= self.floor else self.error / max(self.change, 1e-300)
 
-    def ok(self, tolerance: float, *, explained: bool = True) -> bool:
-        """Return whether the error is within the tolerance, or, if that may be, explained by rounding."""
-        allowed = max(tolerance * self.change, self.floor if explained else 0.0)
-        return self.error <= allowed < math.inf  # nothing is near to infinity
+    def ok(self, tolerance: float) -> bool:
+        """Return whether the error is within the tolerance, or explained by rounding."""
+        return self.error <= max(tolerance * self.change, self.floor) < math.inf  # nothing is near to infinity
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,13 @@ class SpanCertificate:
     def relative_error(self) -> float:
         return max(distance.relative for distance in self.parameters.values())
 
-    def ok(self, tolerance: float, *, explained: bool = True) -> bool:
-        """Return whether all of them are within the tolerance, or, if that may be, explained by rounding."""
-        return all(distance.ok(tolerance, explained=explained) for distance in self.parameters.values())
+    def ok(self, tolerance: float) -> bool:
+        """Return whether all of them are within the tolerance, or explained by rounding."""
+        return all(distance.ok(tolerance) for distance in self.parameters.values())
+
+    def without_floor(self) -> "SpanCertificate":
+        """Return the same distances, of which rounding explains nothing."""
+        return replace(self, parameters={name: replace(d, floor=0.0) for name, d in self.parameters.items()})
 
 
 def distance(dual: Tensor, before: Tensor, after: Tensor, floor: float, rounding: float = 0.0) -> Distance:

@@ -256,4 +256,7 @@ def test_wrong_weights_in_half_precision_are_never_certified(tmp_path: Path, dty
             F.cross_entropy(model(inputs.to(dtype)).float(), targets).backward()
             optimizer.step()
         model.get_parameter("0.bias").data += 0.02  # of which the row that is looked at next tells nothing
-    assert dualform.load(tmp_path / "run").verify().status == "not certifiable"
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert certificate.status == "not certifiable"
+    assert "NOT CERTIFIABLE" in certificate.headline
+    assert certificate.relative_error > 0.01  # and not 0.0e+00, as if rounding explained it
