@@ -53,7 +53,7 @@ def test_many_at_once_are_what_they_are_one_by_one(run: Path, monkeypatch: pytes
     together = dualform.load(run)
     assert together.verify().ok
     added = {layer: together.added(layer) for layer in together.layers}
-    monkeypatch.setattr(replay._Chapter, "_gradients_of_slots", lambda chapter, steps: None)
+    monkeypatch.setattr("dualform.dual.replay._Chapter._gradients_of_slots", lambda chapter, steps: None)
     alone = dualform.load(run)
     for layer in alone.layers:
         for name, expected in alone.added(layer).items():
