@@ -215,9 +215,10 @@ class _Chapter:
     def _gradients_of_slots(self, steps: range) -> Mapping[Parameter, Sequence[Tensor]] | None:
         """Return the gradients of steps with one slot each: of each parameter, one a step. None: some have others."""
         (layer, *others), replay = self._replay.layers, self._replay
-        rows = [rows for number in steps for rows in self._passes[layer.name].get(number, [slice(0)])]
+        rows = [rows for number in steps for rows in self._passes[layer.name].get(number, [slice(0, 0)])]
         single = len(rows) == len(steps) and all(row.stop - row.start == 1 for row in rows)
-        if others or not single or self._shard.pass_precision(layer.name) is not None:
+        stepped = all(line is not None for number in steps for line in self._lines_of(number).values())
+        if others or not (single and stepped) or self._shard.pass_precision(layer.name) is not None:
             return None
         block, gradients = replay.slots[layer.name].block(self._shard, slice(rows[0].start, rows[-1].stop)), {}
         for use in layer.trained:

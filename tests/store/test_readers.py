@@ -56,8 +56,8 @@ def recording(run: Path) -> "Iterator[subprocess.Popen[bytes]]":
 
 def look(run: Path) -> list[int]:
     """How many steps there were, each time."""
-    seen = []
-    for _ in range(LOOKS):
+    seen: list[int] = []
+    while len(seen) < LOOKS or (len({*seen}) < 3 and len(seen) < 100 * LOOKS):  # on a busy machine it grows slowly
         memory = dualform.load(run)
         certificate = memory.verify()
         assert certificate.relative_error < 1e-9, str(certificate)
