@@ -8,6 +8,7 @@ may be in another order, or in each other's place, only if their scores are as c
 
 import argparse
 import random
+import sys
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable
@@ -375,6 +376,7 @@ def main() -> None:
             mismatches += 1
             print(f"seed {seed}: {type(error).__name__}: {str(error)[:300]}")
     print(f"{sum(compared.values()):,} answers compared ({dict(compared)}), {mismatches} unexplained mismatches")
+    sys.exit(1 if mismatches else 0)
 
 
 if __name__ == "__main__":
