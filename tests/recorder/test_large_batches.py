@@ -41,12 +41,14 @@ def test_the_rounding_of_a_long_sum_is_explained(
 ) -> None:
     inputs, targets = torch.randn(*shape, 4) + offset, torch.randn(*shape, 2) + offset
     train(tmp_path / "run", inputs, targets, reduction)
+    assert dualform.load(tmp_path / "run").steps == 2
 
 
 def test_rows_that_are_sorted_by_their_target(tmp_path: Path) -> None:
     """What the sum is half way through, it is no more in the end."""
     targets = torch.randn(4 * ROWS, 1).sort(dim=0).values
     train(tmp_path / "run", torch.randn(4 * ROWS, 4) + 1, targets)
+    assert dualform.load(tmp_path / "run").steps == 2
 
 
 def scale_a_unit(layer: nn.Linear) -> None:
