@@ -6,6 +6,10 @@
 
 Each is linear in the key. Most keys are vectors of numbers. An embedding's are one-hot: only the place of the 1 is
 stored, and a product with such a key is a look-up. What is added to every output has a key that is always 1.
+
+Outputs may come in groups, each of which sees entries of its own: those of a grouped convolution, or of a norm, where
+every output is a group. Then a key is (groups, width), a map still (d_out, width), and a key has as many attention
+weights with a query as there are groups; what is called its attention weight is their sum.
 """
 
 from abc import ABC, abstractmethod
@@ -28,15 +32,36 @@ class Keys(ABC):
     def __len__(self) -> int: ...
 
     def of(self, use: Use) -> "Keys":
-        """Return the keys as one use of the layer sees them: some of their entries, or 1."""
-        return Ones(len(self)) if use.columns is None else self._entries(*use.columns)
+        """Return the keys as one use of the layer sees them: some of their entries, in groups, or 1."""
+        if use.columns is None:
+            return Ones(len(self))
+        return self._entries(*use.columns) if use.groups == 1 else self._grouped(*use.columns, use.groups)
 
     @abstractmethod
     def _entries(self, start: int, stop: int) -> "Keys": ...
 
+    def _grouped(self, start: int, stop: int, groups: int) -> "Keys":
+        raise TypeError(f"{type(self).__name__} keys come in no groups")
+
     @abstractmethod
     def pair(self, queries: Tensor) -> Tensor:
         """Return attention weights (queries, slots), in the precision of the queries (queries, width)."""
+
+    def pair_groups(self, queries: Tensor) -> Tensor:
+        """Return the attention weights of each group of outputs: (slots, groups, queries)."""
+        return self.pair(queries).mT[:, None]
+
+    def seen(self, values: Tensor, vectors: Tensor) -> Tensor:
+        """Return `outer(values)` times vectors (width, n), without making it: (d_out, n)."""
+        return values.mT @ self.pair(vectors.mT).mT
+
+    @abstractmethod
+    def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
+        """Return `outer(values)`, transposed, times vectors (d_out, n), without making it: (width, n)."""
+
+    def contributions(self, values: Tensor, queries: Tensor, directions: Tensor) -> Tensor:
+        """Return g^T (e x^T) q of each slot, for queries and directions g (n, d_out): (slots, n)."""
+        return (values @ directions.mT) * self.pair(queries).mT
 
     @abstractmethod
     def outer(self, values: Tensor) -> Tensor:
@@ -75,6 +100,12 @@ class Vectors(Keys):
     def _entries(self, start: int, stop: int) -> Keys:
         return Vectors(self._rows[:, start:stop])
 
+    def _grouped(self, start: int, stop: int, groups: int) -> Keys:
+        return Grouped(self._rows[:, start:stop].unflatten(1, (groups, -1)))
+
+    def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
+        return self._rows.mT @ (values @ vectors)
+
     def pair(self, queries: Tensor) -> Tensor:
         return queries @ self._rows.to(queries.dtype).mT
 
@@ -96,6 +127,61 @@ class Vectors(Keys):
 
 
 @dataclass(frozen=True, eq=False)
+class Grouped(Keys):
+    """Rows of numbers, of which each group of outputs sees its own."""
+
+    _rows: Tensor  # (slots, groups, width)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def _entries(self, start: int, stop: int) -> Keys:
+        return self
+
+    def _by_group(self, of_outputs: Tensor) -> Tensor:
+        """Return something of outputs (n, d_out) by their groups: (n, groups, outputs of each)."""
+        return of_outputs.unflatten(1, (self._rows.shape[1], -1))
+
+    def _by_query(self, queries: Tensor) -> Tensor:
+        return queries.unflatten(1, tuple(self._rows.shape[1:]))
+
+    def pair(self, queries: Tensor) -> Tensor:
+        return queries @ self._rows.flatten(1).to(queries.dtype).mT
+
+    def pair_groups(self, queries: Tensor) -> Tensor:
+        return torch.einsum("sgw,ngw->sgn", self._rows.to(queries.dtype), self._by_query(queries))
+
+    def seen(self, values: Tensor, vectors: Tensor) -> Tensor:
+        signals = self._rows.to(vectors.dtype) @ vectors  # (slots, groups, n)
+        return torch.einsum("sgo,sgn->gon", self._by_group(values), signals).flatten(0, 1)
+
+    def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
+        by_group = vectors.unflatten(0, (self._rows.shape[1], -1))  # (groups, outputs of each, n)
+        return torch.einsum("sgw,sgo,gon->wn", self._rows, self._by_group(values), by_group)
+
+    def contributions(self, values: Tensor, queries: Tensor, directions: Tensor) -> Tensor:
+        along = torch.einsum("sgo,ngo->sgn", self._by_group(values), self._by_group(directions))
+        return (along * self.pair_groups(queries)).sum(dim=1)
+
+    def outer(self, values: Tensor) -> Tensor:
+        return torch.einsum("sgo,sgw->gow", self._by_group(values), self._rows).flatten(0, 1)
+
+    def outers(self, values: Tensor) -> Tensor:
+        return torch.einsum("sgo,sgw->sgow", self._by_group(values), self._rows).flatten(1, 2)
+
+    def outer_squares(self, values: Tensor) -> Tensor:
+        return Grouped(self._rows.square()).outer(values.square())
+
+    def effective(self, coefficient: Tensor, query: Tensor) -> Tensor:
+        by_group = coefficient.unflatten(0, (self._rows.shape[1], -1))  # (groups, outputs of each, width)
+        scaled = by_group * self._by_query(query[None])[0][:, None]
+        return torch.einsum("sgw,gow->sgo", self._rows, scaled).flatten(1)
+
+    def add_to(self, sums: Tensor, codes: NDArray[np.int64], factors: Tensor | None) -> None:
+        Vectors(self._rows.flatten(1)).add_to(sums, codes, factors)
+
+
+@dataclass(frozen=True, eq=False)
 class OneHot(Keys):
     """Where each key's 1 is."""
 
@@ -114,6 +200,9 @@ class OneHot(Keys):
     def outer(self, values: Tensor) -> Tensor:
         rows = torch.zeros(self._width, values.shape[1], dtype=values.dtype)
         return rows.index_add_(0, self._index, values).mT
+
+    def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
+        return self.outer(values @ vectors).mT
 
     def outers(self, values: Tensor) -> Tensor:
         rows = torch.zeros(len(self), self._width, values.shape[1], dtype=values.dtype)
@@ -149,6 +238,9 @@ class Ones(Keys):
 
     def outer(self, values: Tensor) -> Tensor:
         return values.sum(dim=0)[:, None]
+
+    def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
+        return self.outer(values @ vectors).mT
 
     def outers(self, values: Tensor) -> Tensor:
         return values[:, :, None]

@@ -135,10 +135,14 @@ class OtherParameter:
 
 @dataclass(frozen=True)
 class Use:
-    """What a layer does with a parameter: which entries of the key it multiplies; None: a key of its own, always 1."""
+    """What a layer does with a parameter: which entries of the key it multiplies; None: a key of its own, always 1.
+
+    Outputs may come in groups, each of which sees as many of these entries, and no others.
+    """
 
     parameter: Parameter
     columns: tuple[int, int] | None
+    groups: int = 1
 
     @property
     def trained(self) -> bool:
@@ -146,8 +150,8 @@ class Use:
 
     @property
     def width(self) -> int:
-        """How many entries its key has."""
-        return 1 if self.columns is None else self.columns[1] - self.columns[0]
+        """How many entries of its key each output sees."""
+        return 1 if self.columns is None else (self.columns[1] - self.columns[0]) // self.groups
 
     @property
     def entries(self) -> slice:
