@@ -122,7 +122,7 @@ class _Equation:
         for i in np.flatnonzero(self.finite).tolist():
             of_pass = self._evidence.passes.get(self._numbers[i])
             for capture in of_pass.captures if of_pass else ():
-                keys, values = capture.keys.unpacked(), capture.values.unpacked()
+                keys, values = capture.unpacked(self._evidence.layer)
                 absolute = self._evidence.layer.probe.of_rows(keys, values, absolute=True)
                 bounds[i] += as_float64(absolute[self._rows].reshape(-1))
         return bounds
@@ -134,13 +134,12 @@ class _Equation:
         for i in np.flatnonzero(self.finite).tolist():
             of_pass = self._evidence.passes.get(self._numbers[i])
             for capture in of_pass.captures if of_pass else ():
-                rows = len(capture.keys.rows)
-                rounding[i] += rounding_of_sum(rows) * self._largest_sum(capture)
+                rounding[i] += rounding_of_sum(capture.slots) * self._largest_sum(capture)
         return self._evidence.view.eps * rounding
 
     def _largest_sum(self, capture: Capture) -> Array:
         """Return the largest sum so far, as rows are summed up one after the other: (n,)."""
-        keys, values = capture.keys.unpacked(), capture.values.unpacked()
+        keys, values = capture.unpacked(self._evidence.layer)
         size = -(-len(keys) // _SUMS_SO_FAR)
         parts = [
             as_float64(self._evidence.layer.probe.of_rows(x, e)[self._rows].reshape(-1))

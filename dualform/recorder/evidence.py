@@ -81,7 +81,7 @@ class LayerEvidence(NamedTuple):
     @property
     def rounding(self) -> float:
         """What rounding may leave over, of the gradient's own size."""
-        rows = sum(len(capture.keys.rows) for capture in self.captures)
+        rows = sum(capture.slots for capture in self.captures)
         return max(SLACK, rounding_of_sum(rows)) * self.view.eps + self.half_rounding
 
     @property

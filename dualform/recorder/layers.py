@@ -113,7 +113,7 @@ def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, in
 def _obstacle(candidate: Candidate, owners: dict[int, int], uses: Counter[int], storage: Storage) -> str | None:
     """Return why a layer cannot be recorded exactly; None if it can. `uses` counts the modules of each parameter."""
     if storage.merge and not candidate.kind.vectors:
-        return "its keys are indices, and a merged memory sums up keys of numbers only"
+        return "its keys are not stored as rows of numbers, and a merged memory sums up such keys only"
     if candidate.obstacle is not None:
         return candidate.obstacle
     if not (candidate.d_in and candidate.d_out):
@@ -146,9 +146,10 @@ def _describe(candidate: Candidate, owners: dict[int, int], generator: torch.Gen
                 owners.get(id(parameter)) if parameter.requires_grad else None,
             ),
             candidate.columns[name],
+            1 if candidate.columns[name] is None else candidate.groups,
         )
         for name, parameter in candidate.parameters.items()
     )
     d_in, d_out = candidate.d_in, candidate.d_out
-    layer = Layer(candidate.name, kind.name, d_in, d_out, kind.key_layout(d_in), uses)
+    layer = Layer(candidate.name, kind.name, d_in, d_out, candidate.keys or kind.key_layout(d_in), uses)
     return RecordedLayer(layer.name, candidate.module, kind, layer, Probe(kind, layer, generator))
