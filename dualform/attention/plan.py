@@ -39,9 +39,11 @@ class QueryBatch:
     queries: Tensor  # (queries, d_in)
     scores: Scores  # one for all folds, so that they are computed once
     often: bool = False  # enough has been asked for an index to pay
+    asked: Layer | None = None  # that queries are of, where slots are those of another one with a tied weight
 
     @property
     def layer(self) -> Layer:
+        """The layer that slots belong to."""
         return self.slots.layer
 
     def grouping(self, by: By | int | None) -> Grouping:

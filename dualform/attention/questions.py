@@ -215,7 +215,7 @@ class Output:
 
     def route(self, batch: QueryBatch) -> Route:
         """Choose a scan of all slots, or the weights that are summed up from them."""
-        duals, layer, queries = batch.sources.duals, batch.layer, batch.queries
+        duals, layer, queries = batch.sources.duals, batch.asked or batch.layer, batch.queries
         fold = duals.of(layer.name).output_fold(queries)
         if fold is None:
 
@@ -257,6 +257,11 @@ class Answers:
     _sources: Sources
     name: str
     queries: Tensor  # (queries, d_in)
+
+    @property
+    def slots_of(self) -> str:
+        """The layer whose slots are asked about."""
+        return self.name
 
     def top(self, k: int = 10, by: By | None = None, per: str | None = None, absolute: bool = False) -> Table:
         """Return the k highest scores: `top(10)`, `top(500, by="label")`, `top(3, per="id")`.
@@ -314,7 +319,7 @@ class Answers:
     def _portion(self, questions: Sequence[Question]) -> int:
         """Return how many queries are asked at a time: fewer, where each has a sum for every training example."""
         by = [question.examples for question in questions if isinstance(question, Top) and question.per]
-        cells = max((self._sources.view.grouping(self.name, examples).size for examples in by), default=0)
+        cells = max((self._sources.view.grouping(self.slots_of, examples).size for examples in by), default=0)
         return max(1, min(_MAX_QUERIES, _MAX_CELLS // max(cells, 1)))
 
     def _batches(self, portion: int) -> Iterator[QueryBatch]:

@@ -23,7 +23,7 @@ from dualform.attention.contribution import LayerContribution, LayerEffective
 from dualform.attention.directions import Directions, Target, as_direction
 from dualform.attention.plan import Question
 from dualform.attention.questions import Answers, Output
-from dualform.dual.rebuilt import output_of
+from dualform.dual.rebuilt import output_of, sharing
 from dualform.errors import QueryError, UnknownName
 
 FindDirections = Callable[[Target], Directions]
@@ -45,34 +45,48 @@ class LayerSpotlight(Answers):
         layer, initial = self._sources.view.run.layers[self.name], self._sources.duals.initial(self.name)
         return output_of(layer, initial, self.queries).to(self.queries.dtype)
 
-    def contribution(self, target: Target = None) -> LayerContribution:
+    @property
+    def shares_with(self) -> list[str]:
+        """The layers that share a trained parameter with this one, such as the embedding that a head is tied to."""
+        manifest = self._sources.view.run.manifest
+        return [layer.name for layer in sharing(manifest, self._sources.view.run.layers[self.name])[1:]]
+
+    def contribution(self, target: Target = None, slots_of: str | None = None) -> LayerContribution:
         """Return what each slot adds to an output: `layer.contribution(3).top(10)`, `.total(by="label")`.
 
         Of the layer that computes the model's output, contributions and the initial part add up to that output,
         exactly. Of a layer further inside, they add up to its own output along the gradient of the target: a first
         order answer.
 
+        Where a weight is tied, slots of all layers that use it have made it what it is. Then the initial part, the
+        contributions of the layer's own slots, and those of each layer in `shares_with` add up:
+        `head.contribution(3, slots_of="wte").total(by="label")`.
+
         Args:
             target: A class (an output of the model, counted from 0), a class for each input, or None: the class the
                 model predicts. A tensor of floats, (d_out,) or (queries, d_out), is a direction of this layer's
                 output.
+            slots_of: The layer whose slots to ask about, one of `shares_with`; None: this one.
         """
+        if slots_of is not None and slots_of not in (self.name, *self.shares_with):
+            raise UnknownName(f"layer that shares a weight with {self.name!r}", slots_of, self.shares_with)
         direction = as_direction(target, len(self.queries), self._sources.view.run.layers[self.name])
         if direction is not None:
-            return LayerContribution(self._sources, self.name, self.queries, direction, None)
+            return LayerContribution(self._sources, self.name, self.queries, direction, None, slots_of)
         if self._find_directions is None:
             raise QueryError(
                 "a class can be a target only where the model is known: memory.attend(model, inputs). With "
                 f"queries alone, pass a direction of the output of {self.name!r}, a tensor of floats"
             )
         towards = self._find_directions(target)
-        return LayerContribution(self._sources, self.name, self.queries, towards.of(self.name), towards.classes)
+        direction, classes = towards.of(self.name), towards.classes
+        return LayerContribution(self._sources, self.name, self.queries, direction, classes, slots_of)
 
     def effective(self, unit: int) -> LayerEffective:
         """Return each slot's attention weight as it takes effect in one output unit: sum_j R_t[unit, j] x_t[j] q[j].
 
         With a linear optimiser that is c_t x_t . q for all units. What the unit gets from a slot is this
-        times its value: `contribution`.
+        times its value: `contribution`. Slots are the layer's own, also where its weight is tied.
 
         Args:
             unit: An output of this layer, counted from 0.

@@ -8,13 +8,15 @@ last step to the first, so chapters are replayed in that order, one after the ot
 of a pass, its slots are multiplied by what rounding multiplied it by, entry by entry: they add up as in training.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dualform.algebra import Adjoint, Rule
+from dualform.dual.asked import Asked, asked_of
 from dualform.dual.certificate import LayerCertificate
 from dualform.dual.certify_elementwise import certify
 from dualform.dual.coefficients import Array
@@ -24,8 +26,8 @@ from dualform.dual.rebuilt import Rebuilt, sharing
 from dualform.dual.replay import LongSum, Replay, ReplayedStep
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
-from dualform.errors import NotRecorded, QueryError
-from dualform.kinds import kind_of, paired_with
+from dualform.errors import QueryError
+from dualform.kinds import Keys, kind_of
 from dualform.slots import Block, ByTags, Selection, View
 from dualform.store import Layer, Parameter, Shard, Use
 
@@ -63,13 +65,20 @@ class ElementwiseDual:
     def output_fold(self, queries: Tensor) -> Fold | None:
         return None  # slots are summed up to what they have made of the weights first
 
-    def scores(self, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
-        if len(self._sharing) > 1:
-            raise NotRecorded(f"the weight of layer {self._layer.name!r} has other uses, whose slots contribute too")
-        scores = torch.zeros(len(self._view.slots(self._layer.name)), len(queries), dtype=queries.dtype)
-        units = torch.nonzero(directions.any(dim=0)).flatten()  # the others are not asked about
-        if len(units):  # else, say at a unit that is off, nothing contributes
-            self._replayed(ScoresFold(self._replay(units), queries, directions[:, units], valued, scores))
+    def scores(self, queries: Tensor, directions: Tensor, valued: bool, slots_of: str | None = None) -> Tensor:
+        user = self._layer if slots_of is None else self._view.run.layers[slots_of]
+        scores = torch.zeros(len(self._view.slots(user.name)), len(queries), dtype=queries.dtype)
+        if not directions.any():  # at a unit that is off, nothing contributes
+            return scores
+        units: Tensor | None = torch.nonzero(directions.any(dim=0)).flatten()  # the others are not asked about
+        # Units of this layer are key entries of one that has a tied weight the other way round. And outputs that see
+        # entries of their own have to be there all.
+        if len(self._sharing) > 1 or any(use.groups > 1 for use in self._layer.trained):
+            units = None
+        asked = asked_of(self._layer, user, queries, directions if units is None else directions[:, units])
+        if not valued:
+            asked = [question for question in asked if question.use in user.attended]
+        self._replayed(ScoresFold(self._replay(units), user, asked, valued, scores))
         return scores
 
     def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
@@ -175,47 +184,54 @@ class GroupsFold(_ReplayFold):
 
 
 class ScoresFold(_ReplayFold):
-    """Writes what each slot of a layer adds to directions of its output, (queries, units), to (slots, queries)."""
+    """Writes what each slot of a layer adds to what is asked of it, to (slots, queries)."""
 
-    def __init__(self, replay: Replay, queries: Tensor, directions: Tensor, valued: bool, scores: Tensor) -> None:
+    def __init__(self, replay: Replay, layer: Layer, asked: Sequence[Asked], valued: bool, scores: Tensor) -> None:
         super().__init__(replay)
-        layer, dtype = replay.layers[0], replay.dtype
-        self._uses: Sequence[Use] = layer.trained if valued else layer.attended
-        self._valued, self._scores = valued, scores
-        pairs = zip(queries.to(dtype), directions.to(dtype), strict=True)
-        self._queries = [_DirectedQuery(query, direction, self._uses) for query, direction in pairs]
+        self._layer, self._valued, self._scores = layer, valued, scores
+        self._asked = {question.use: _directed_queries(question, replay.dtype) for question in asked}
+        self._width = asked[0].directions.shape[1]
 
     def add(self, step: ReplayedStep) -> None:
-        layer, coefficients = self.replay.layers[0], self._coefficients(step)
+        layer, coefficients = self._layer, self._coefficients(step)
         maps = {}
-        for use in (use for use in self._uses if use.parameter in coefficients):
+        for use in (use for use in self._asked if use.parameter in coefficients):
             gradient = step.updates[use.parameter].gradient
             whole = torch.as_tensor(coefficients[use.parameter], dtype=gradient.dtype).expand(gradient.shape)
             maps[use] = kind_of(layer).as_map(use, whole)
-        units, roundings = self.replay.units, {use: self.replay.rounding(step, layer, use) for use in maps}
+        roundings = {use: self.replay.rounding(step, layer, use) for use in maps}
         for block in self.replay.blocks(step, layer):
-            rounded = {use: roundings[use].of(block, coefficient) for use, coefficient in maps.items()}
-            values = block.values[:, units] if self._valued else torch.ones(len(block), len(units), dtype=block.dtype)  # type: ignore[arg-type]
-            scores = torch.stack([query.scores(block, values, rounded) for query in self._queries], dim=1)
+            values = (
+                self.replay.values(block) if self._valued else torch.ones(len(block), self._width, dtype=block.dtype)
+            )
+            scores = torch.zeros(len(block), self._scores.shape[1], dtype=values.dtype)
+            for use, coefficient in maps.items():
+                rounded, keys = roundings[use].of(block, coefficient), block.keys.of(use)
+                added = [query.scores(keys, values, rounded) for query in self._asked[use]]
+                scores += float(block.factors(use)[0]) * torch.stack(added, dim=1)
             self._scores[torch.from_numpy(block.slots)] = scores.to(self._scores.dtype)
 
     def finish(self) -> Tensor:
         return self._scores
 
 
+@dataclass(frozen=True, eq=False)
 class _DirectedQuery:
     """A query and its direction, of which only the units that are not zero count."""
 
-    def __init__(self, query: Tensor, direction: Tensor, uses: Sequence[Use]) -> None:
-        self._queries = {use: paired_with(use, query[None])[0] for use in uses}  # (width,) each
-        self._units = torch.nonzero(direction).flatten()
-        self._direction = direction[self._units]  # (units,)
+    query: Tensor  # (width,)
+    units: Tensor | slice
+    direction: Tensor  # (units,)
 
-    def scores(self, block: Block, values: Tensor, coefficients: Mapping[Use, Tensor]) -> Tensor:
+    def scores(self, keys: Keys, values: Tensor, coefficient: Tensor) -> Tensor:
         """Return what each slot of a block adds: (slots,)."""
-        along = values[:, self._units] * self._direction  # (slots, units)
-        scores = torch.zeros(len(block), dtype=values.dtype)
-        for use, coefficient in coefficients.items():
-            effective = block.keys.of(use).effective(coefficient[self._units], self._queries[use])
-            scores += float(block.factors(use)[0]) * (along * effective).sum(dim=1)
-        return scores
+        along = values[:, self.units] * self.direction  # (slots, units)
+        return (along * keys.effective(coefficient[self.units], self.query)).sum(dim=1)
+
+
+def _directed_queries(asked: Asked, dtype: torch.dtype) -> list[_DirectedQuery]:
+    pairs = zip(asked.queries.to(dtype), asked.directions.to(dtype), strict=True)
+    if asked.use.groups > 1:
+        return [_DirectedQuery(query, slice(None), direction) for query, direction in pairs]
+    units = [(query, torch.nonzero(direction).flatten(), direction) for query, direction in pairs]
+    return [_DirectedQuery(query, some, direction[some]) for query, some, direction in units]

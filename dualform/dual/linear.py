@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dualform.algebra import Rule
+from dualform.dual.asked import Asked, asked_of
 from dualform.dual.certificate import LayerCertificate
 from dualform.dual.certify_linear import certify
 from dualform.dual.coefficients import Array, Ledger, ParameterCoefficients
@@ -22,7 +23,6 @@ from dualform.dual.rebuilt import Rebuilt, over_all_uses, sharing
 from dualform.dual.rounding import rounding_of
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
-from dualform.errors import NotRecorded
 from dualform.kinds import kind_of, paired_with
 from dualform.slots import Block, ByTags, View
 from dualform.store import Layer, Parameter, Shard, Use
@@ -53,7 +53,8 @@ class LinearDual:
         of = self._between(start, selection.until)
 
         def added_by(layer: Layer) -> Mapping[Use, Tensor]:
-            plan = Plan(self._view.slots(layer.name), selection, (SumFold(layer, of),), start)
+            uses = [use for use in layer.trained if use.parameter in self._parameters]
+            plan = Plan(self._view.slots(layer.name), selection, (SumFold(layer, uses, of),), start)
             added: Mapping[Use, Tensor] = carry_out(plan)[0]
             return added
 
@@ -86,13 +87,15 @@ class LinearDual:
         )
 
     def output_fold(self, queries: Tensor) -> Fold | None:
-        return None if self._tied else OutputFold(self._layer, self._whole, queries)
+        # slots of other layers are in a tied weight, too: it is summed up first
+        return None if len(self._sharing) > 1 else OutputFold(self._layer, self._whole, queries)
 
-    def scores(self, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
-        if self._tied:
-            raise NotRecorded(f"the weight of layer {self._layer.name!r} has other uses, whose slots contribute too")
-        slots = self._view.slots(self._layer.name)
-        fold = ScoresFold(self._layer, len(slots), self._whole, queries, directions, valued)
+    def scores(self, queries: Tensor, directions: Tensor, valued: bool, slots_of: str | None = None) -> Tensor:
+        user = self._layer if slots_of is None else self._view.run.layers[slots_of]
+        slots, asked = self._view.slots(user.name), asked_of(self._layer, user, queries, directions)
+        if not valued:
+            asked = [question for question in asked if question.use in user.attended]
+        fold = ScoresFold(asked, len(slots), self._whole, valued)
         if not directions.any():  # at a unit that is off, nothing contributes
             return fold.finish()
         scores: Tensor = carry_out(Plan(slots, self._view.selection, (fold,)))[0]
@@ -103,7 +106,8 @@ class LinearDual:
 
         def added_by(layer: Layer) -> Mapping[Use, Tensor]:
             slots = self._view.slots(layer.name)
-            fold = GroupWeightsFold(slots, grouping, {use: of[use.parameter.name] for use in layer.trained})
+            uses = [use for use in layer.trained if use.parameter in self._parameters]
+            fold = GroupWeightsFold(slots, grouping, {use: of[use.parameter.name] for use in uses})
             added: Mapping[Use, Tensor] = carry_out(Plan(slots, self._view.selection, (fold,)))[0]
             return added
 
@@ -125,10 +129,6 @@ class LinearDual:
         use = self._layer.trained[0]
         return Strengths(use, self._whole[use.parameter.name])
 
-    @property
-    def _tied(self) -> bool:
-        return len(self._sharing) > 1
-
 
 def weighted_values(block: Block, use: Use, of: ParameterCoefficients) -> Tensor:
     """Return c_t e_t: (slots, d_out)."""
@@ -136,11 +136,11 @@ def weighted_values(block: Block, use: Use, of: ParameterCoefficients) -> Tensor
 
 
 class SumFold:
-    """Sums up c_t e_t x_t^T for each trained use of a layer, in float64: (d_out, width)."""
+    """Sums up c_t e_t x_t^T for some trained uses of a layer, in float64: (d_out, width)."""
 
-    def __init__(self, layer: Layer, of: Coefficients) -> None:
-        self._of = {use: of[use.parameter.name] for use in layer.trained}
-        self._sums = {use: torch.zeros(layer.d_out, use.width, dtype=torch.float64) for use in layer.trained}
+    def __init__(self, layer: Layer, uses: Sequence[Use], of: Coefficients) -> None:
+        self._of = {use: of[use.parameter.name] for use in uses}
+        self._sums = {use: torch.zeros(layer.d_out, use.width, dtype=torch.float64) for use in uses}
 
     def add(self, block: Block) -> None:
         for use, of in self._of.items():
@@ -164,8 +164,12 @@ class OutputFold:
 
     def add(self, block: Block) -> None:
         for use, of in self._of.items():
-            attended = block.keys.of(use).pair(self._queries[use])
-            self._output += (attended @ weighted_values(block, use, of)).double()
+            keys, values, queries = block.keys.of(use), weighted_values(block, use, of), self._queries[use]
+            if use.groups == 1:
+                self._output += (keys.pair(queries) @ values).double()
+            else:
+                by_group = keys.pair_groups(queries), values.unflatten(1, (use.groups, -1))
+                self._output += torch.einsum("sgn,sgo->ngo", *by_group).flatten(1).double()
 
     def merge(self, other: "OutputFold") -> None:
         self._output += other._output
@@ -177,22 +181,26 @@ class OutputFold:
 class ScoresFold:
     """Computes what each slot of a layer adds: (slots, queries); 0 for those that are not chosen."""
 
-    def __init__(
-        self, layer: Layer, slots: int, of: Coefficients, queries: Tensor, directions: Tensor, valued: bool
-    ) -> None:
-        uses: Sequence[Use] = layer.trained if valued else layer.attended
-        self._of = {use: of[use.parameter.name] for use in uses}
-        self._queries = {use: paired_with(use, queries) for use in uses}
-        self._directions, self._valued = directions, valued  # (queries, d_out)
-        self._scores = torch.zeros(slots, len(queries), dtype=queries.dtype)
+    def __init__(self, asked: Sequence[Asked], slots: int, of: Coefficients, valued: bool) -> None:
+        self._asked, self._valued = asked, valued
+        self._of = {question.use: of[question.use.parameter.name] for question in asked}
+        self._scores = torch.zeros(slots, len(asked[0].queries), dtype=asked[0].queries.dtype)
 
     def add(self, block: Block) -> None:
-        directions = self._directions
-        along = block.values @ directions.mT if self._valued else directions.sum(dim=1).expand(len(block), -1)
-        scores = torch.zeros(len(block), len(directions), dtype=self._scores.dtype)
-        for use, of in self._of.items():
-            strength = torch.from_numpy(of.of(block, use)).to(scores.dtype)[:, None] * along  # (slots, queries)
-            scores += strength * block.keys.of(use).pair(self._queries[use]).mT
+        # what a slot adds is its own value, or for attention as it takes effect, 1 in every unit
+        width = self._asked[0].directions.shape[1]
+        values = block.values if self._valued else torch.ones(1, width, dtype=block.dtype).expand(len(block), -1)
+        scores = torch.zeros(len(block), self._scores.shape[1], dtype=self._scores.dtype)
+        along: dict[int, Tensor] = {}  # e_t . g of each slot, for directions that several uses have: (slots, queries)
+        for asked in self._asked:
+            use, keys, directions = asked.use, block.keys.of(asked.use), asked.directions
+            coefficient = torch.from_numpy(self._of[use].of(block, use)).to(scores.dtype)[:, None]
+            if use.groups > 1:
+                scores += coefficient * keys.contributions(values, asked.queries, directions)
+                continue
+            if id(directions) not in along:
+                along[id(directions)] = values @ directions.mT
+            scores += coefficient * along[id(directions)] * keys.pair(asked.queries).mT
         self._scores[torch.from_numpy(block.slots)] = scores
 
     def merge(self, other: "ScoresFold") -> None:

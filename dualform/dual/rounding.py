@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dualform.dual.coefficients import ParameterCoefficients
+from dualform.dual.sight import Sight
 from dualform.engine import Plan, carry_out
 from dualform.kinds.half_precision import pass_spans, rounded_passes
 from dualform.slots import Block, Selection, Slots
@@ -70,26 +71,26 @@ class RoundedSteps:
 class RoundingFold:
     """Sums up what rounding has added to each trained use of a layer, for each of some coefficients: (d_out, width).
 
-    Or, seen through vectors (width, n), to (d_out, n).
+    Or, of uses that are seen through vectors, (numbers, n).
     """
 
-    def __init__(self, layer: Layer, of: Sequence[Coefficients], vectors: Mapping[Use, Tensor] | None = None) -> None:
-        self._of, self._uses, self._vectors = of, layer.trained, vectors
-        widths = {use: use.width if vectors is None else vectors[use].shape[1] for use in layer.trained}
-        self._sums = [
-            {use: torch.zeros(layer.d_out, width, dtype=torch.float64) for use, width in widths.items()} for _ in of
-        ]
+    def __init__(self, layer: Layer, of: Sequence[Coefficients], sights: Mapping[Use, Sight] | None = None) -> None:
+        self._of, self._sights = of, sights
+        shapes = {use: (layer.d_out, use.width) for use in layer.trained}
+        if sights is not None:
+            shapes = {use: (sight.numbers, sight.vectors.shape[1]) for use, sight in sights.items()}
+        self._sums = [{use: torch.zeros(shape, dtype=torch.float64) for use, shape in shapes.items()} for _ in of]
 
     def add(self, blocks: list[Block]) -> None:
         steps = blocks[0].steps[:1]
-        for use in self._uses:
+        for use in self._sums[0]:
             name = use.parameter.name
             coefficients = [float(of[name].at(steps)[0]) for of in self._of]
             total: Tensor | float = 0.0
             for factor, exact, rounded in pass_gradients(use, blocks):
                 total = total + factor * (rounded - exact)
             assert isinstance(total, Tensor)
-            seen = total.double() if self._vectors is None else total.double() @ self._vectors[use]
+            seen = total.double() if self._sights is None else self._sights[use].of_map(total.double())
             for coefficient, sums in zip(coefficients, self._sums, strict=True):
                 if coefficient:
                     sums[use] += coefficient * seen
@@ -104,10 +105,10 @@ class RoundingFold:
 
 
 def rounding_of(
-    run: Run, layer: Layer, of: Sequence[Coefficients], steps: range, vectors: Mapping[Use, Tensor] | None = None
+    run: Run, layer: Layer, of: Sequence[Coefficients], steps: range, sights: Mapping[Use, Sight] | None = None
 ) -> list[dict[Use, Tensor]]:
     """Return what rounding has added to a layer's trained uses in some steps; nothing where there was none."""
-    rounded, fold = RoundedSteps(run, layer), RoundingFold(layer, of, vectors)
+    rounded, fold = RoundedSteps(run, layer), RoundingFold(layer, of, sights)
     if not rounded:
         return [{} for _ in of]
     sums: list[dict[Use, Tensor]] = carry_out(Plan(rounded, Selection(steps.stop), (fold,), steps.start))[0]

@@ -37,8 +37,11 @@ class Dual(Protocol):
     def output_fold(self, queries: Tensor) -> Fold | None:
         """Return a fold for the layer's output as attention over its slots; None: it takes the rebuilt maps."""
 
-    def scores(self, queries: Tensor, directions: Tensor, valued: bool) -> Tensor:
-        """Return what each slot adds to directions of the output: (slots, queries); without values, its weight."""
+    def scores(self, queries: Tensor, directions: Tensor, valued: bool, slots_of: str | None = None) -> Tensor:
+        """Return what each slot adds to directions of the output: (slots, queries); without values, its weight.
+
+        Slots are the layer's own, or those of another layer that uses a parameter of it.
+        """
 
     def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
         """Return what the view's slots of each group have added to each trained parameter."""

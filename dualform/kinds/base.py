@@ -189,6 +189,10 @@ class Kind(ABC):
         """Return the shape of a parameter."""
         return (layer.d_out,) if use.columns is None else (layer.d_out, use.width)
 
+    def transposed(self, use: Use) -> bool:
+        """Return whether the map is the parameter transposed: of a tied weight, one layer may see either side."""
+        return False
+
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         """View a parameter, or a stack of them, as the map (d_out, width) it is."""
         return parameter[..., None] if use.columns is None else parameter
@@ -200,10 +204,10 @@ class Kind(ABC):
     def apply(self, use: Use, matrix: Tensor, queries: Tensor) -> Tensor:
         """Apply a map to queries (queries, d_in), in the map's precision: (queries, d_out)."""
         paired = paired_with(use, queries).to(matrix.dtype)
-        if use.columns is None or use.groups == 1:
+        if use.groups == 1:
             return paired @ matrix.mT
-        grouped = paired.unflatten(1, (use.groups, -1)), matrix.unflatten(0, (use.groups, -1))
-        return torch.einsum("ngw,gow->ngo", *grouped).flatten(1)
+        by_group = paired.unflatten(1, (use.groups, -1)), matrix.unflatten(0, (use.groups, -1))
+        return torch.einsum("ngw,gow->ngo", *by_group).flatten(1)
 
     def keys(self, layer: Layer, rows: Tensor) -> Keys:
         """Return rows, one for each slot, as keys: as they are stored, (slots, key width), or unfolded."""

@@ -259,9 +259,10 @@ class TransposedConvolution(_ConvolutionKind):
         return use.parameter.shape if prod(use.parameter.shape) == layer.d_out * use.width else ()
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
-        by_group = parameter.flatten(1 - len(use.parameter.shape)).unflatten(-2, (use.groups, -1))
+        by_group: Tensor = parameter.flatten(1 - len(use.parameter.shape)).unflatten(-2, (use.groups, -1))
         return by_group.mT.flatten(-3, -2)  # (..., groups, inputs of each, outputs) -> (..., d_out, width)
 
     def from_map(self, use: Use, matrix: Tensor) -> Tensor:
-        by_group = matrix.unflatten(-2, (use.groups, -1)).mT
-        return by_group.flatten(-3, -2).unflatten(-1, use.parameter.shape[1:])
+        by_group: Tensor = matrix.unflatten(-2, (use.groups, -1)).mT
+        parameter: Tensor = by_group.flatten(-3, -2).unflatten(-1, use.parameter.shape[1:])
+        return parameter

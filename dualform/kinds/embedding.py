@@ -26,9 +26,10 @@ class Embedding(Kind):
             width, obstacle = module.num_embeddings, self._obstacle(module)
             yield Candidate(name, self, module, width, module.embedding_dim, {"weight": (0, width)}, obstacle)
 
-    def _obstacle(self, module: nn.Embedding) -> str | None:
-        if type(module).forward is not nn.Embedding.forward:
-            return f"{type(module).__name__} overrides nn.Embedding's forward"
+    def _obstacle(self, module: nn.Embedding | nn.EmbeddingBag) -> str | None:
+        base = nn.Embedding if isinstance(module, nn.Embedding) else nn.EmbeddingBag
+        if type(module).forward is not base.forward:
+            return f"{type(module).__name__} overrides nn.{base.__name__}'s forward"
         if module.max_norm is not None:
             return "max_norm changes its weight in every forward pass"
         if module.scale_grad_by_freq:
@@ -57,6 +58,9 @@ class Embedding(Kind):
 
     def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
         return (use.width, layer.d_out)
+
+    def transposed(self, use: Use) -> bool:
+        return True
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         return parameter.mT

@@ -47,6 +47,4 @@ class Gates(Kind):
         assert isinstance(module, LSTM)
         number = int(layer.name.rpartition(".")[2].removeprefix("l"))
         # errors that never come do no harm; an empty batch has no slots
-        return module.tap(
-            number, lambda keys: on_keys(ModuleCall(module, keys, keys.dtype)) if keys.numel() else None
-        )
+        return module.tap(number, lambda keys: on_keys(ModuleCall(module, keys, keys.dtype)) if keys.numel() else None)

@@ -104,7 +104,7 @@ class Vectors(Keys):
         return Grouped(self._rows[:, start:stop].unflatten(1, (groups, -1)))
 
     def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
-        return self._rows.mT @ (values @ vectors)
+        return self._rows.to(values.dtype).mT @ (values @ vectors)
 
     def pair(self, queries: Tensor) -> Tensor:
         return queries @ self._rows.to(queries.dtype).mT
@@ -140,10 +140,12 @@ class Grouped(Keys):
 
     def _by_group(self, of_outputs: Tensor) -> Tensor:
         """Return something of outputs (n, d_out) by their groups: (n, groups, outputs of each)."""
-        return of_outputs.unflatten(1, (self._rows.shape[1], -1))
+        by_group: Tensor = of_outputs.unflatten(1, (self._rows.shape[1], -1))
+        return by_group
 
     def _by_query(self, queries: Tensor) -> Tensor:
-        return queries.unflatten(1, tuple(self._rows.shape[1:]))
+        by_group: Tensor = queries.unflatten(1, tuple(self._rows.shape[1:]))
+        return by_group
 
     def pair(self, queries: Tensor) -> Tensor:
         return queries @ self._rows.flatten(1).to(queries.dtype).mT
@@ -157,7 +159,7 @@ class Grouped(Keys):
 
     def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:
         by_group = vectors.unflatten(0, (self._rows.shape[1], -1))  # (groups, outputs of each, n)
-        return torch.einsum("sgw,sgo,gon->wn", self._rows, self._by_group(values), by_group)
+        return torch.einsum("sgw,sgo,gon->wn", self._rows.to(values.dtype), self._by_group(values), by_group)
 
     def contributions(self, values: Tensor, queries: Tensor, directions: Tensor) -> Tensor:
         along = torch.einsum("sgo,ngo->sgn", self._by_group(values), self._by_group(directions))
@@ -198,7 +200,7 @@ class OneHot(Keys):
         return queries[:, self._index]
 
     def outer(self, values: Tensor) -> Tensor:
-        rows = torch.zeros(self._width, values.shape[1], dtype=values.dtype)
+        rows: Tensor = values.new_zeros(self._width, values.shape[1])
         return rows.index_add_(0, self._index, values).mT
 
     def seen_transposed(self, values: Tensor, vectors: Tensor) -> Tensor:

@@ -44,10 +44,11 @@ class Diagonal(Kind):
         return use.parameter.shape if prod(use.parameter.shape) == layer.d_out else ()
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
-        return parameter.flatten(-len(use.parameter.shape))[..., None]
+        return parameter.flatten(-len(use.parameter.shape)).unsqueeze(-1)
 
     def from_map(self, use: Use, matrix: Tensor) -> Tensor:
-        return matrix[..., 0].unflatten(-1, use.parameter.shape)
+        parameter: Tensor = matrix[..., 0].unflatten(-1, use.parameter.shape)
+        return parameter
 
 
 class Norm(Diagonal):

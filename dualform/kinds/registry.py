@@ -6,6 +6,7 @@
 Nobody outside of this room asks for a kind by its name.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -87,6 +88,7 @@ def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn
     modules = dict(named_modules(model))
     modules.setdefault(type(modules[""]).__name__.lower(), modules[""])  # a model that is a layer itself
     parameters = dict(named_parameters(model, remove_duplicate=False))
+    users = Counter(use.parameter for layer in layers.values() for use in layer.uses)
     matched = {}
     for name, layer in layers.items():
         module = kind_of(layer).module_of(name, modules)
@@ -100,6 +102,11 @@ def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn
                 raise QueryError(
                     f"layer {name!r} was recorded with a {parameter.name!r} of shape {parameter.shape}, this model "
                     f"has {got}"
+                )
+            if users[parameter] > 1 and not any(own is held for held in module.parameters()):
+                raise QueryError(
+                    f"layer {name!r} was recorded with {parameter.name!r}, which other layers use, too; in this model "
+                    "it has a parameter of its own: tie them"
                 )
         matched[name] = module
     return matched

@@ -5,7 +5,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from dualform.kinds.base import Candidate, Columns, Kind, ModuleCall
+from dualform.kinds.base import Candidate, Columns, ModuleCall
 from dualform.kinds.linear import Linear
 from dualform.kinds.norm import Diagonal
 from dualform.kinds.trial import DiagonalTrial, LinearTrial, diagonal_by_trial, diagonal_key, linear_by_trial
@@ -47,6 +47,9 @@ class TransposedLinear(TriedLinear):
 
     def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
         return super().shape(layer, use)[::-1]
+
+    def transposed(self, use: Use) -> bool:
+        return use.columns is not None
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         return super().as_map(use, parameter) if use.columns is None else parameter.mT

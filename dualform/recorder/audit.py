@@ -1,6 +1,6 @@
 """Audit a step: are the recorded keys and values all of the gradient?
 
-If they are not, something else was in it (a tied weight, a second use, clipping by value), and the two
+If they are not, something else was in it (a use that was not seen, clipping by value), and the two
 sides of the probe differ with probability close to one.
 
 Each backward pass has one factor: 1, unless the gradient was clipped, unscaled or zeroed in between.
@@ -9,6 +9,9 @@ those before a zero_grad; then the same with one common factor; then one for eac
 first for all layers together, then for every layer, then for every parameter alone. Should a step have
 more passes than its gradients have independent numbers, the sum is exact all the same, but how it splits
 over the passes is not unique.
+
+The gradient of a tied parameter is the sum over all layers that use it. A pass has one factor in all of
+them, and they are explained, or fail, together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +25,17 @@ from numpy.typing import NDArray
 from dualform.errors import NotFinite
 from dualform.recorder.captures import Capture
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
-from dualform.recorder.evidence import SLACK, LayerEvidence, StepEvidence, rounding_of_sum
+from dualform.recorder.evidence import (
+    SLACK,
+    LayerEvidence,
+    StepEvidence,
+    Uses,
+    families,
+    half_rounding_of_uses,
+    rounding_of_sum,
+    rounding_of_uses,
+)
+from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
@@ -66,94 +79,89 @@ def _explain(layers: Sequence[LayerEvidence], step: int) -> tuple[list[Explanati
     if not layers:
         return [], {}
     numbers = sorted({number for evidence in layers for number in evidence.passes})
-    equations = [[_Equation(evidence, use, numbers) for use in evidence.view.stepped] for evidence in layers]
-    for equation in (e for of_layer in equations for e in of_layer):
+    equations = [_Equation(uses, numbers) for family in families(layers) for uses in family.uses]
+    for equation in equations:
         if not np.isfinite(equation.target).all():
             raise NotFinite(
                 f"step {step}, layer {equation.layer!r}: the gradient of {equation.parameter!r} is NaN or infinite; "
                 "lower the learning rate or look at the batch. The steps before it are kept"
             )
-    simplest = _simplest([e for of_layer in equations for e in of_layer])
-    failed = {
-        e.layer: Unexplained(e.parameter, bool(e.products.any()))
-        for of_layer in equations
-        for e in reversed(of_layer)  # so that the first parameter is the one that is named
-        if e not in simplest
-    }
+    simplest = _simplest(equations)
+    failed: dict[str, Unexplained] = {}
+    for e in (e for e in equations if e not in simplest):
+        for layer in e.family:  # of layers with tied parameters, none is known without the others
+            failed.setdefault(layer, Unexplained(e.parameter, bool(e.products.any())))
     if failed:  # what is left may have a simpler explanation without them
         return _explain([evidence for evidence in layers if evidence.layer.name not in failed], step)[0], failed
+    by_parameter = {equation.parameter: equation for equation in equations}
     explained = []
-    for evidence, of_layer in zip(layers, equations, strict=True):
-        factors = np.zeros((len(evidence.passes), len(evidence.layer.probe.slices)))
+    for evidence in layers:
+        trained = evidence.layer.description.trained
+        own_equations = [by_parameter[trained[use].parameter.name] for use in evidence.view.stepped]
+        factors = np.zeros((len(evidence.passes), len(trained)))
         own = [numbers.index(number) for number in evidence.passes]
-        factors[:, evidence.view.stepped] = np.stack([simplest[e][own] for e in of_layer], axis=1)
-        explained.append(Explanation(factors, max(e.residual(simplest[e]) for e in of_layer)))
+        factors[:, evidence.view.stepped] = np.stack([simplest[e][own] for e in own_equations], axis=1)
+        explained.append(Explanation(factors, max(e.residual(simplest[e]) for e in own_equations)))
     return explained, {}
 
 
 class _Equation:
-    """One parameter's gradient against all backward passes of the step, zero where they missed its layer.
+    """One parameter's gradient against all backward passes of the step, zero where they missed the layers that use it.
 
     Small arrays, multiplied without numpy's matrix product: that would wake a second set of threads,
     beside torch's, which slow down the training.
     """
 
-    def __init__(self, evidence: LayerEvidence, use: int, numbers: Sequence[int]) -> None:
-        self._evidence, self._numbers = evidence, numbers
-        self._rows = evidence.layer.probe.slices[use]
-        self.layer = evidence.layer.name
-        self.parameter = evidence.layer.description.trained[use].parameter.name
-        self.target = as_float64(evidence.view.products[use])  # (n,)
-        of_passes = [
-            as_float64(evidence.passes[n].product[self._rows].reshape(-1)) if n in evidence.passes else self.target * 0
-            for n in numbers
-        ]
-        products = np.stack(of_passes) if of_passes else np.zeros((0, len(self.target)))
-        idle = {number for number, counts in zip(evidence.passes, evidence.counted, strict=True) if not counts}
+    def __init__(self, uses: Uses, numbers: Sequence[int]) -> None:
+        self._uses, self._numbers = uses, numbers
+        first, use = uses[0]  # the one that looks at the gradient
+        self.layer, self.family = first.layer.name, first.layer.family
+        self.parameter = first.layer.description.trained[use].parameter.name
+        self.target = as_float64(first.view.products[use])  # (n,)
+        products = np.zeros((len(numbers), len(self.target)))
+        for evidence, i in uses:
+            for number, of_pass in evidence.passes.items():
+                products[numbers.index(number)] += as_float64(of_pass.product[evidence.layer.probe.slices[i]])
+        passes = [of_pass for evidence, _ in uses for of_pass in evidence.passes.items()]
+        accumulated = {number for number, of_pass in passes if of_pass.accumulated}
+        idle = {number for number, _ in passes} - accumulated if accumulated else set()
         self.counted = np.array([number not in idle for number in numbers], dtype=bool)
         # A pass with a NaN or infinite entry cannot be in a finite gradient: its factor is 0.
         self.finite: NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(products), axis=1)  # (passes,)
         self.products = np.where(self.finite[:, None], products, 0.0)  # (passes, n)
 
+    def _captures(self) -> Iterator[tuple[int, LayerEvidence, slice, Capture]]:
+        """Yield what went through the layers in finite passes: where the pass is, the layer, its numbers, the call."""
+        for evidence, use in self._uses:
+            for number, of_pass in evidence.passes.items():
+                place = self._numbers.index(number)
+                for capture in of_pass.captures if self.finite[place] else ():
+                    yield place, evidence, evidence.layer.probe.slices[use], capture
+
     @cached_property
     def bounds(self) -> Array:
         """|E|^T (|X| |r|) of each pass: what rounding is measured by, where the gradient cancels."""
         bounds = np.zeros(self.products.shape)
-        for i in np.flatnonzero(self.finite).tolist():
-            of_pass = self._evidence.passes.get(self._numbers[i])
-            for capture in of_pass.captures if of_pass else ():
-                keys, values = capture.unpacked(self._evidence.layer)
-                absolute = self._evidence.layer.probe.of_rows(keys, values, absolute=True)
-                bounds[i] += as_float64(absolute[self._rows].reshape(-1))
+        for place, evidence, numbers, capture in self._captures():
+            keys, values = capture.unpacked(evidence.layer)
+            bounds[place] += as_float64(evidence.layer.probe.of_rows(keys, values, absolute=True)[numbers])
         return bounds
 
     @cached_property
     def rounding(self) -> Array:
         """What rounding may leave over of each pass, elementwise: by absolute values, and by the sums so far."""
         rounding = SLACK * self.bounds
-        for i in np.flatnonzero(self.finite).tolist():
-            of_pass = self._evidence.passes.get(self._numbers[i])
-            for capture in of_pass.captures if of_pass else ():
-                rounding[i] += rounding_of_sum(capture.slots) * self._largest_sum(capture)
-        return self._evidence.view.eps * rounding
-
-    def _largest_sum(self, capture: Capture) -> Array:
-        """Return the largest sum so far, as rows are summed up one after the other: (n,)."""
-        keys, values = capture.unpacked(self._evidence.layer)
-        size = -(-len(keys) // _SUMS_SO_FAR)
-        parts = [
-            as_float64(self._evidence.layer.probe.of_rows(x, e)[self._rows].reshape(-1))
-            for x, e in zip(keys.split(size), values.split(size), strict=True)
-        ]
-        largest: Array = np.abs(np.cumsum(parts, axis=0)).max(axis=0)
-        return largest
+        for place, evidence, numbers, capture in self._captures():
+            largest = _largest_sum(evidence.layer, numbers, capture)
+            rounding[place] += rounding_of_sum(capture.slots) * largest
+        return max(evidence.view.eps for evidence, _ in self._uses) * rounding
 
     def explained(self, factors: Array) -> bool:
         """Return whether nothing is left over but rounding."""
         predicted = _weighted(factors, self.products)
         gap = self.target - predicted
-        size, low = _norm(predicted), self._evidence.half_rounding
-        if _norm(gap) <= self._evidence.rounding * size:
+        size, low = _norm(predicted), half_rounding_of_uses(self._uses)
+        if _norm(gap) <= rounding_of_uses(self._uses) * size:
             return True  # it fits as a whole; no elementwise bound is needed
         rounding = _weighted(np.abs(factors), self.rounding)
         return bool((np.abs(gap) <= rounding + low * size / gap.size**0.5 + _TINY).all())
@@ -161,13 +169,23 @@ class _Equation:
     def residual(self, factors: Array) -> float:
         """Return what is left over, relative to the gradient; to what it is the sum of, if that cancels."""
         size, gap = _norm(self.target), _norm(self.target - _weighted(factors, self.products))
-        if gap > self._evidence.rounding * size:
+        if gap > rounding_of_uses(self._uses) * size:
             size = max(size, _norm(_weighted(np.abs(factors), self.bounds)))
         return gap / size if size else 0.0
 
 
+def _largest_sum(layer: RecordedLayer, numbers: slice, capture: Capture) -> Array:
+    """Return the largest sum so far, as the rows of a call are summed up one after the other: (n,)."""
+    keys, values = capture.unpacked(layer)
+    size = -(-len(keys) // _SUMS_SO_FAR)
+    pairs = zip(keys.split(size), values.split(size), strict=True)
+    parts = [as_float64(layer.probe.of_rows(x, e)[numbers]) for x, e in pairs]
+    largest: Array = np.abs(np.cumsum(parts, axis=0)).max(axis=0)
+    return largest
+
+
 def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
-    """Return the simplest factors: for all equations together, for those of each layer, for each alone.
+    """Return the simplest factors: for all equations together, for those of each family of layers, for each alone.
 
     An equation that no factors fit is not in the result.
     """
@@ -175,11 +193,11 @@ def _simplest(equations: Sequence[_Equation]) -> dict[_Equation, Array]:
     common = next(candidates, None)
     if common is not None:
         return dict.fromkeys(equations, common)
-    by_layer: dict[str, list[_Equation]] = {}
+    by_family: dict[tuple[str, ...], list[_Equation]] = {}
     for equation in equations:
-        by_layer.setdefault(equation.layer, []).append(equation)
-    if len(by_layer) > 1:
-        parts = [_simplest(by_layer[layer]) for layer in sorted(by_layer)]
+        by_family.setdefault(equation.family, []).append(equation)
+    if len(by_family) > 1:
+        parts = [_simplest(by_family[family]) for family in sorted(by_family)]
     else:
         parts = [_simplest([e]) for e in equations] if len(equations) > 1 else []
     return {e: factors for part in parts for e, factors in part.items()}

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dualform.recorder.evidence import LayerEvidence
+from dualform.recorder.evidence import FamilyEvidence, LayerEvidence, families
 
 Array = NDArray[np.float64]
 
 _TINY = float(np.finfo(np.float64).tiny)
 _NEAR_ONE = 1e-3  # so near to 1 a factor may well be 1
 
-Step = Sequence[LayerEvidence]
-Shapes = tuple[tuple[int, int], ...]  # of each layer: rows, and numbers in each
+Step = Sequence[FamilyEvidence]
+Layouts = tuple[tuple[tuple[int, int], ...], ...]  # of each family, of each of its parameters: rows, numbers in each
 
 
 class Explanation(NamedTuple):
@@ -33,45 +33,50 @@ class Explanation(NamedTuple):
     apart: bool = False  # calls of one pass that were rounded to half precision were summed up after, not before
 
 
-def explain_by_common_factor(steps: Sequence[Step]) -> dict[int, list[Explanation]]:
+def explain_by_common_factor(steps: Sequence[Sequence[LayerEvidence]]) -> dict[int, list[Explanation]]:
     """Explain each layer of those steps that one factor explains; by the place of the step."""
-    alike: dict[Shapes, list[int]] = defaultdict(list)
+    alike: dict[Layouts, list[tuple[int, Step]]] = defaultdict(list)
     for place, layers in enumerate(steps):
-        # every layer was passed through, and all its uses have gradients
-        if layers and all(e.passes and len(e.view.stepped) == len(e.layer.probe.slices) for e in layers):
-            alike[tuple(evidence.layer.probe.shape for evidence in layers)].append(place)
+        step = families(layers)
+        if step and all(family.is_complete for family in step):
+            alike[tuple(family.layout for family in step)].append((place, step))
     explained: dict[int, list[Explanation]] = {}
     with np.errstate(all="ignore"):  # what is not finite, or nothing at all, fits nothing and is left out
-        for shapes, places in alike.items():
-            of_these = _explain_alike([steps[place] for place in places], shapes)
-            explained |= {places[i]: explanations for i, explanations in of_these.items()}
+        for layouts, of_layout in alike.items():
+            for i, by_layer in _explain_alike([step for _, step in of_layout], layouts).items():
+                place = of_layout[i][0]
+                explained[place] = [by_layer[evidence.layer.name] for evidence in steps[place]]
     return explained
 
 
-def _explain_alike(steps: Sequence[Step], shapes: Shapes) -> dict[int, list[Explanation]]:
-    """Explain steps with the same layers."""
-    rows, layers = _layout(shapes)
-    every = [evidence for step in steps for evidence in step]
-    of_gradients = [product.cpu() for evidence in every for product in evidence.view.products]
-    of_passes = [evidence.product.reshape(-1).cpu() for evidence in every]
+def _explain_alike(steps: Sequence[Step], layouts: Layouts) -> dict[int, dict[str, Explanation]]:
+    """Explain steps with the same families, by the names of their layers."""
+    rows, first_rows = _layout(layouts)
+    every = [family for step in steps for family in step]
+    views = [evidence.view for family in every for evidence in family.layers]
+    of_gradients = [product.cpu() for view in views for product in view.products]
+    of_passes = [family.product.cpu() for family in every]
     target, total = as_float64(torch.cat(of_gradients + of_passes)).reshape(2, len(steps), -1)
     sizes = np.add.reduceat(np.square(total), rows, axis=1)  # (steps, rows)
     fitted: Array = (np.add.reduceat(target * total, rows, axis=1) / sizes).mean(axis=1)  # (steps,)
     # With fewer numbers than passes any scale may fit: then simpler explanations have to be tried first.
-    certain = np.array([total.shape[1] > max(len(evidence.passes) for evidence in step) for step in steps])
+    certain = np.array([total.shape[1] > max(family.passes for family in step) for step in steps])
     near = np.abs(fitted - 1) < _NEAR_ONE
-    rounding = np.array([evidence.rounding for evidence in every]).reshape(len(steps), -1)
-    explained: dict[int, list[Explanation]] = {}
+    rounding = np.array([family.rounding for family in every]).reshape(len(steps), -1)
+    explained: dict[int, dict[str, Explanation]] = {}
     for factors in (np.where(certain & ~near, fitted, 1.0), np.where(certain, fitted, 1.0)):
         gaps = np.add.reduceat(np.square(target - factors[:, None] * total), rows, axis=1) / sizes
         size = np.maximum(np.abs(factors), _TINY)[:, None]
-        residuals = np.sqrt(np.maximum.reduceat(gaps, layers, axis=1)) / size  # (steps, layers)
+        residuals = np.sqrt(np.maximum.reduceat(gaps, first_rows, axis=1)) / size  # (steps, families)
         fits = (residuals <= rounding).all(axis=1)
         for i in (i for i in np.flatnonzero(fits).tolist() if i not in explained):
-            explained[i] = [
-                Explanation(_repeated(factors[i], (*evidence.counted,), len(evidence.layer.probe.slices)), residual)
-                for evidence, residual in zip(steps[i], residuals[i].tolist(), strict=True)
-            ]
+            explained[i] = {
+                evidence.layer.name: Explanation(
+                    _repeated(factors[i], counted, len(evidence.layer.probe.slices)), residual
+                )
+                for family, residual in zip(steps[i], residuals[i].tolist(), strict=True)
+                for evidence, counted in zip(family.layers, family.counted, strict=True)
+            }
         if len(explained) == len(steps):
             break
     return explained
@@ -80,16 +85,17 @@ def _explain_alike(steps: Sequence[Step], shapes: Shapes) -> dict[int, list[Expl
 @lru_cache(maxsize=64)
 def _repeated(factor: float, counted: tuple[bool, ...], uses: int) -> Array:
     """Return the same read-only array (passes, uses) for all layers of a step: the factor, of passes that count."""
-    factors = np.where(np.array(counted)[:, None], np.full((len(counted), uses), factor), 0.0)
+    factors = np.where(np.array(counted, dtype=bool)[:, None], np.full((len(counted), uses), factor), 0.0)
     factors.flags.writeable = False
     return factors
 
 
 @lru_cache(maxsize=64)
-def _layout(shapes: Shapes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return where each row begins among the numbers of all layers, and where each layer among the rows."""
-    lengths = [width for rows, width in shapes for _ in range(rows)]
-    return np.cumsum([0, *lengths[:-1]]), np.cumsum([0, *(rows for rows, _ in shapes[:-1])])
+def _layout(layouts: Layouts) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where each row begins among the numbers of all families, and where each family among the rows."""
+    lengths = [width for layout in layouts for rows, width in layout for _ in range(rows)]
+    counts = [sum(rows for rows, _ in layout) for layout in layouts]
+    return np.cumsum([0, *lengths[:-1]]), np.cumsum([0, *counts[:-1]])
 
 
 def as_float64(small: Tensor) -> Array:

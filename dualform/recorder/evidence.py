@@ -40,7 +40,7 @@ Lines = Mapping[str, Sequence[float]]  # of the ledger, by parameter
 class GradientView(NamedTuple):
     """What the probe saw of a layer's gradients, in memory of its own."""
 
-    products: Sequence[Tensor]  # (grad r)^T of each trained use, flat
+    products: Sequence[Tensor]  # (grad r)^T of each trained use, flat; empty where another layer looks at the gradient
     stepped: Sequence[int]  # which trained uses have a gradient at all
     eps: float  # of the gradients' precision, at least float32's
 
@@ -73,21 +73,108 @@ class LayerEvidence(NamedTuple):
 
     @property
     def product(self) -> Tensor:
-        """The sum over passes that count of what went through the layer, seen through the probe: (rows, d_out)."""
+        """The sum over passes that count of what went through the layer, seen through the probe: flat."""
         counted = zip(self.passes.values(), self.counted, strict=True)
         first, *others = (capture for of_pass, counts in counted if counts for capture in of_pass.captures)
         return sum((capture.product for capture in others), start=first.product)
 
     @property
+    def rows(self) -> int:
+        """How many rows went through the layer."""
+        return sum(capture.slots for capture in self.captures)
+
+    @property
     def rounding(self) -> float:
         """What rounding may leave over, of the gradient's own size."""
-        rows = sum(capture.slots for capture in self.captures)
-        return max(SLACK, rounding_of_sum(rows)) * self.view.eps + self.half_rounding
+        return max(SLACK, rounding_of_sum(self.rows)) * self.view.eps + self.half_rounding
 
     @property
     def half_rounding(self) -> float:
         """What rounding the whole gradient to half precision, as autocast does, may leave over."""
         return max([_HALF_ROUNDING.get(capture.precision, 0.0) for capture in self.captures], default=0.0)
+
+
+Uses = Sequence[tuple[LayerEvidence, int]]  # of one parameter: layers, each with the number of its trained use
+
+
+class FamilyEvidence(NamedTuple):
+    """Layers that share parameters, in one step: nearly always a single layer.
+
+    The gradient of a parameter is the sum of what went through all layers that use it. The first of them looks at it.
+    """
+
+    layers: Sequence[LayerEvidence]
+
+    @property
+    def layout(self) -> tuple[tuple[int, int], ...]:
+        """Of each parameter: rows, and numbers in each."""
+        if len(self.layers) == 1:
+            return self.layers[0].layer.probe.layout
+        return tuple(shape for evidence in self.layers for shape in evidence.layer.probe.layout)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there was a pass, and all parameters have gradients."""
+        uses = all(len(evidence.view.stepped) == len(evidence.layer.probe.slices) for evidence in self.layers)
+        return uses and any(evidence.passes for evidence in self.layers)
+
+    @property
+    def passes(self) -> int:
+        """How many passes there may have been."""
+        return sum(len(evidence.passes) for evidence in self.layers)
+
+    @property
+    def uses(self) -> list[Uses]:
+        """The uses of each parameter that has a gradient; the layer that looks at it comes first."""
+        by_parameter: dict[str, list[tuple[LayerEvidence, int]]] = {}
+        for evidence in self.layers:
+            for use in evidence.view.stepped:
+                name = evidence.layer.description.trained[use].parameter.name
+                by_parameter.setdefault(name, []).append((evidence, use))
+        return [*by_parameter.values()]
+
+    @property
+    def counted(self) -> list[tuple[bool, ...]]:
+        """Which passes of each layer were accumulated; all of them, if none was in any layer."""
+        if len(self.layers) == 1:
+            return [(*self.layers[0].counted,)]
+        accumulated = {n for evidence in self.layers for n, of_pass in evidence.passes.items() if of_pass.accumulated}
+        return [tuple(n in accumulated or not accumulated for n in evidence.passes) for evidence in self.layers]
+
+    @property
+    def product(self) -> Tensor:
+        """The sum over passes that count, and over uses, of what went through the layers: parameter by parameter."""
+        if len(self.layers) == 1:
+            return self.layers[0].product
+        through = {}
+        for evidence, counted in zip(self.layers, self.counted, strict=True):
+            passes = [
+                of_pass.product for of_pass, counts in zip(evidence.passes.values(), counted, strict=True) if counts
+            ]
+            through[evidence.layer.name] = sum(passes[1:], start=passes[0]) if passes else None
+        products = []
+        for (evidence, use), *others in self.uses:
+            product = torch.zeros_like(evidence.view.products[use])
+            for user, i in ((evidence, use), *others):
+                seen = through[user.layer.name]
+                product = product if seen is None else product + seen[user.layer.probe.slices[i]]
+            products.append(product)
+        return torch.cat(products)
+
+    @property
+    def rounding(self) -> float:
+        """What rounding may leave over, of the gradients' own size."""
+        if len(self.layers) == 1:
+            return self.layers[0].rounding
+        return rounding_of_uses([(evidence, 0) for evidence in self.layers])
+
+
+def families(layers: Sequence[LayerEvidence]) -> list[FamilyEvidence]:
+    """Return layers by what they share."""
+    by_family: dict[tuple[str, ...], list[LayerEvidence]] = {}
+    for evidence in layers:
+        by_family.setdefault(evidence.layer.family, []).append(evidence)
+    return [FamilyEvidence(members) for members in by_family.values()]
 
 
 class StepEvidence(NamedTuple):
@@ -101,6 +188,17 @@ class StepEvidence(NamedTuple):
 def rounding_of_sum(rows: int) -> float:
     """Return what rounding may add to a sum over so many rows, in units of eps times the largest sum so far."""
     return _OF_SUMS_SO_FAR * float(rows**0.5)
+
+
+def rounding_of_uses(uses: Uses) -> float:
+    """Return what rounding may leave over of the gradient of a parameter with these uses, of its own size."""
+    rows, eps = sum(evidence.rows for evidence, _ in uses), max(evidence.view.eps for evidence, _ in uses)
+    return max(SLACK, rounding_of_sum(rows)) * eps + half_rounding_of_uses(uses)
+
+
+def half_rounding_of_uses(uses: Uses) -> float:
+    """Return what rounding to half precision may leave over of it."""
+    return max(evidence.half_rounding for evidence, _ in uses)
 
 
 def trained_parameters(layer: RecordedLayer) -> list[nn.Parameter]:

@@ -1,10 +1,8 @@
 """Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
 
 import torch
 from torch import nn
@@ -14,6 +12,7 @@ from dualform.errors import RecordingError, UnknownName, listing
 from dualform.kinds import Candidate, Kind, Probe, candidates
 from dualform.kinds.hook import FULLGRAPH
 from dualform.kinds.names import named_parameters
+from dualform.kinds.probe import ParameterProbe
 from dualform.store import Layer, Parameter, Storage, Use
 
 SEED = 20220211  # any number will do, as long as it stays the same
@@ -31,16 +30,18 @@ class RecordedLayer:
     kind: Kind
     description: Layer
     probe: Probe
+    own_names: tuple[str, ...]  # what its module calls the parameters of its trained uses
+    family: tuple[str, ...]  # the layers that share parameters with it, or with one that does; itself among them
 
     @property
     def optimizer(self) -> int | None:
         """The number of the optimiser that steps it."""
         return self.description.trained[0].parameter.optimizer
 
-    @cached_property
-    def own_names(self) -> list[str]:
-        """What its module calls the parameters of its trained uses."""
-        return [use.parameter.name.rpartition(".")[2] for use in self.description.trained]
+    @property
+    def tied(self) -> bool:
+        """Whether there are others in its family."""
+        return len(self.family) > 1
 
 
 def choose_layers(
@@ -63,15 +64,13 @@ def choose_layers(
     named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
     fitting = {name for names in named.values() for name in names} - excluded
     wanted = [name for name in known if name in fitting]
-    uses = Counter(id(parameter) for module in model.modules() for parameter in module._parameters.values())
-    reasons = {name: _obstacle(known[name], owners, uses, storage) for name in wanted}
+    reasons = _with_unrecorded_users(known, {name: _obstacle(known[name], owners, storage) for name in wanted}, owners)
     for name in wanted:
         if name in named and reasons[name]:
             raise RecordingError(f"layer {name!r} cannot be recorded: {reasons[name]}")
-    # Random numbers of its own: recording must not change the user's. The same for every run: one that
-    # was interrupted must measure what an uninterrupted one would.
-    generator = torch.Generator().manual_seed(SEED)
-    chosen = tuple(_describe(known[name], owners, generator) for name in wanted if not reasons[name])
+    names = {id(parameter): name for name, parameter in named_parameters(model)}  # a tied one by its first
+    recordable = [known[name] for name in wanted if not reasons[name]]
+    chosen = _recorded(recordable, [_describe(candidate, owners, names) for candidate in recordable])
     if not chosen:
         why = reasons or ("none is asked for that is not excluded" if known else "it has no nn.Linear")
         raise RecordingError(f"no layer of this model can be recorded: {why}")
@@ -110,8 +109,8 @@ def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, in
     return owners
 
 
-def _obstacle(candidate: Candidate, owners: dict[int, int], uses: Counter[int], storage: Storage) -> str | None:
-    """Return why a layer cannot be recorded exactly; None if it can. `uses` counts the modules of each parameter."""
+def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage) -> str | None:
+    """Return why a layer by itself cannot be recorded exactly; None if it can."""
     if storage.merge and not candidate.kind.vectors:
         return "its keys are not stored as rows of numbers, and a merged memory sums up such keys only"
     if candidate.obstacle is not None:
@@ -128,20 +127,46 @@ def _obstacle(candidate: Candidate, owners: dict[int, int], uses: Counter[int], 
         return FROZEN
     if id(weight) not in owners:
         return "its weight is not in the optimiser"
-    if any(uses[id(parameter)] > 1 for parameter in parameters.values()):
-        return "its weight is tied to another module's"
+    if len({id(parameter) for parameter in parameters.values()}) < len(parameters):
+        return "it uses one parameter twice"
     if any(owners.get(id(parameter), owners[id(weight)]) != owners[id(weight)] for parameter in parameters.values()):
         return "its weight and its bias belong to different optimisers"
     return None
 
 
-def _describe(candidate: Candidate, owners: dict[int, int], generator: torch.Generator) -> RecordedLayer:
-    kind = candidate.kind
-    module = candidate.name if candidate.module_name is None else candidate.module_name
+def _with_unrecorded_users(
+    known: Mapping[str, Candidate], reasons: Mapping[str, str | None], owners: Mapping[int, int]
+) -> dict[str, str | None]:
+    """Return why layers cannot be recorded, with those that share a parameter with a layer that is not.
+
+    What goes through that layer is in the gradient, too. Whether a module of no known kind uses a parameter it holds
+    only the audit can tell: some hold it for its name alone.
+
+    Args:
+        known: All layers of a known kind.
+        reasons: Why those that are wanted cannot be recorded by themselves; None: they can.
+        owners: The number of the optimiser that steps each parameter, by the parameter's id.
+    """
+    result = dict(reasons)
+    while True:
+        left_out = [name for name in known if name not in result or result[name]]
+        users = {id(p): name for name in reversed(left_out) for p in known[name].parameters.values()}
+        found = {
+            name: f"its {own} is also used by {users[id(parameter)]!r}, which is not recorded"
+            for name in (name for name, reason in result.items() if reason is None)
+            for own, parameter in reversed(known[name].parameters.items())  # so that the first is the one that is named
+            if parameter.requires_grad and id(parameter) in owners and id(parameter) in users
+        }
+        if not found:
+            return result
+        result |= found
+
+
+def _describe(candidate: Candidate, owners: Mapping[int, int], names: Mapping[int, str]) -> Layer:
     uses = tuple(
         Use(
             Parameter(
-                f"{module}.{name}".lstrip("."),
+                names[id(parameter)],
                 tuple(parameter.shape),
                 owners.get(id(parameter)) if parameter.requires_grad else None,
             ),
@@ -151,5 +176,34 @@ def _describe(candidate: Candidate, owners: dict[int, int], generator: torch.Gen
         for name, parameter in candidate.parameters.items()
     )
     d_in, d_out = candidate.d_in, candidate.d_out
-    layer = Layer(candidate.name, kind.name, d_in, d_out, candidate.keys or kind.key_layout(d_in), uses)
-    return RecordedLayer(layer.name, candidate.module, kind, layer, Probe(kind, layer, generator))
+    keys = candidate.keys or candidate.kind.key_layout(d_in)
+    return Layer(candidate.name, candidate.kind.name, d_in, d_out, keys, uses)
+
+
+def _recorded(recordable: Sequence[Candidate], layers: Sequence[Layer]) -> tuple[RecordedLayer, ...]:
+    """Put together what is known of the layers to be recorded, and draw the vectors of their probes."""
+    # Random numbers of its own: recording must not change the user's. The same for every run: one that
+    # was interrupted must measure what an uninterrupted one would.
+    generator = torch.Generator().manual_seed(SEED)
+    families, known, recorded = _families(layers), dict[Parameter, ParameterProbe](), []
+    for candidate, layer in zip(recordable, layers, strict=True):
+        probe = Probe(candidate.kind, layer, generator, known)
+        known |= probe.parameters
+        own = zip(candidate.parameters, layer.uses, strict=True)
+        own_names = tuple(name for name, use in own if use.trained)
+        recorded.append(
+            RecordedLayer(layer.name, candidate.module, candidate.kind, layer, probe, own_names, families[layer.name])
+        )
+    return tuple(recorded)
+
+
+def _families(layers: Iterable[Layer]) -> dict[str, tuple[str, ...]]:
+    """Return for each layer all that share trained parameters with it, or with one that does."""
+    families: list[tuple[set[Parameter], list[str]]] = []
+    for layer in layers:
+        parameters, names = {use.parameter for use in layer.trained}, [layer.name]
+        related = [family for family in families if family[0] & parameters]
+        for family in related:
+            parameters, names = parameters | family[0], [*family[1], *names]
+        families = [*(family for family in families if family not in related), (parameters, names)]
+    return {name: tuple(names) for _, names in families for name in names}

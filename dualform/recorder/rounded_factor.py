@@ -30,7 +30,10 @@ def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation]) -
     Where rounding cannot be repeated, or passes differ, factors stay what they are.
     """
     pairs = list(zip(layers, explained, strict=True))
-    for evidence, explanation in sorted(pairs, key=lambda pair: _cost(pair[0]))[:_LAYERS]:
+    # Nothing is measured of layers with tied parameters: which of their gradients were summed up in half precision
+    # depends on what autocast has cast before. They take the factor that is measured of others.
+    alone = [pair for pair in pairs if not pair[0].layer.tied]
+    for evidence, explanation in sorted(alone, key=lambda pair: _cost(pair[0]))[:_LAYERS]:
         fitted = {float(factor) for factor in explanation.factors[:, 0] if factor}  # of the weight, in each pass
         if len(fitted) != 1:
             continue
@@ -38,7 +41,7 @@ def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation]) -
         if measured is not None and abs(fitted.pop() / measured - 1) <= evidence.rounding:
             pairs = [(e, _replaced(e, x, measured)) for e, x in pairs]
             break
-    return [x._replace(apart=_best_fit(e, x).apart) if _has_calls(e) else x for e, x in pairs]
+    return [x._replace(apart=_best_fit(e, x).apart) if _has_calls(e) and not e.layer.tied else x for e, x in pairs]
 
 
 def _cost(evidence: LayerEvidence) -> int:
@@ -80,7 +83,9 @@ def _best_fit(evidence: LayerEvidence, explanation: Explanation) -> _Fit:
 def _fit(evidence: LayerEvidence, explanation: Explanation, apart: bool) -> _Fit:
     layer, factors = evidence.layer, explanation.factors[:, 0]
     target = evidence.view.products[0].cpu().double().view(-1, layer.description.d_out)  # (probes, d_out)
-    units = target.square().sum(dim=0).topk(min(_UNITS, target.shape[1])).indices
+    # outputs that see entries of their own have to be there all
+    some = _UNITS if layer.description.trained[0].groups == 1 else target.shape[1]
+    units = target.square().sum(dim=0).topk(min(some, target.shape[1])).indices.sort().values
     used = [of_pass for of_pass, factor in zip(evidence.passes.values(), factors, strict=True) if factor]
     gradient = torch.zeros(len(units), layer.description.trained[0].width, dtype=torch.float64)
     for of_pass in used:

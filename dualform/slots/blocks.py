@@ -96,8 +96,8 @@ class Slots:
         geometry = self.layer.keys.geometry
         if geometry is None:
             return set()
-        extents = (tuple(row) for shard in self._shards for row in np.unique(shard.maps(self.layer)[0], axis=0).tolist())
-        return {geometry.positions(sizes) for sizes in extents}
+        extents = (np.unique(shard.maps(self.layer)[0], axis=0).tolist() for shard in self._shards)
+        return {geometry.positions(tuple(sizes)) for of_shard in extents for sizes in of_shard}
 
     @property
     def stored(self) -> int:

@@ -76,7 +76,7 @@ def _taps(geometry: Geometry, extents: Sizes) -> NDArray[np.int64]:
 
 def _joined(outer: NDArray[Any], inner: NDArray[Any], operation: Any) -> NDArray[Any]:
     """Combine (positions, taps) of the dimensions so far with those of the next one."""
-    combined = operation(outer[:, None, :, None], inner[None, :, None, :])
+    combined: NDArray[Any] = operation(outer[:, None, :, None], inner[None, :, None, :])
     return combined.reshape(prod(combined.shape[:2]), prod(combined.shape[2:]))
 
 

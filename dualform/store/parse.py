@@ -126,8 +126,8 @@ def _read_layer(content: Any, parameters: Mapping[str, Parameter]) -> Layer:
 
 def _read_geometry(content: Any) -> Geometry:
     with Document(content, "a geometry") as entry:
-        sizes = [tuple(entry.list(name)) for name in ("kernel", "stride", "dilation", "before", "after")]
-        geometry = Geometry(*sizes, mode=entry.text("mode"))
+        sizes = {name: tuple(entry.list(name)) for name in ("kernel", "stride", "dilation", "before", "after")}
+        geometry = Geometry(**sizes, mode=entry.text("mode"))
     geometry.check()
     return geometry
 

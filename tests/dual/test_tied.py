@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.algebra import RULES
-from dualform.errors import NotRecorded
 from dualform.store import (
     Column,
     InMemory,
@@ -246,12 +245,33 @@ def test_the_output_is_that_of_the_tied_weight(kind: str, words: int, units: int
 
 @each_case
 @pytest.mark.parametrize("use", USES)
-def test_contributions_of_one_use_are_refused(kind: str, words: int, units: int, use: str) -> None:
+def test_what_a_use_of_the_weight_has_added_is_its_contribution(kind: str, words: int, units: int, use: str) -> None:
+    """By use and label, against pieces of the dense loop: of either use's slots, to either use's output."""
     run = trained(kind, words, units)
     layer = run.memory.attend(run.model, torch.arange(words))[use]
-    for asked in (layer.contribution(0), layer.effective(0)):
-        with pytest.raises(NotRecorded, match=f"'{use}' has other uses, whose slots contribute too"):
-            asked.top(3)
+    (other,) = layer.shares_with
+    direction = torch.randn(layer.output().shape[1], dtype=torch.float64)
+
+    def output(weight: Tensor) -> Tensor:
+        return layer.queries @ (weight if use == "wte" else weight.mT) @ direction
+
+    everything = {(name, label) for name in USES for label in range(LABELS)}
+    assert_close(layer.contribution(direction).initial(), output(without(run, *everything)), 1e-11)
+    for slots_of in (use, other):
+        totals = layer.contribution(direction, slots_of=slots_of).total(by="label")
+        for label in range(LABELS):
+            piece = run.reference.pieces[NAME][slots_of, label].weight
+            assert_close(torch.from_numpy(totals.where(label=label)["total"]), output(piece), 1e-11)
+
+
+@each_case
+@pytest.mark.parametrize("use", USES)
+def test_effective_weights_are_of_the_layers_own_slots(kind: str, words: int, units: int, use: str) -> None:
+    run = trained(kind, words, units)
+    layer = run.memory.attend(run.model, torch.arange(words))[use]
+    scores = layer.effective(1).top(3)
+    assert len(scores) == 3 * words
+    assert layer.contribution(1).slots_of == use
 
 
 @each_case

@@ -242,8 +242,8 @@ def test_the_probe_sees_the_same_in_gradients_and_in_rows(kind: str) -> None:
         probe = Probe(case.kind, case.layer, torch.Generator().manual_seed(0))
         gradients = gradients_of(case, case.values)
         rows = probe.of_rows(case.rows, case.values)
-        assert rows.shape == probe.shape
-        seen = [rows[part].reshape(-1) for part in probe.slices]
+        assert rows.shape == (sum(vectors * numbers for vectors, numbers in probe.layout),)
+        seen = [rows[part] for part in probe.slices]
         for ours, theirs in zip(probe.of_gradients(gradients), seen, strict=True):
             assert_close(ours, theirs)
         absolute = probe.of_rows(case.rows, case.values, absolute=True)
@@ -260,7 +260,7 @@ def test_the_probe_sees_a_slot_that_is_missing(kind: str) -> None:
         rows = probe.of_rows(case.rows[1:], case.values[1:])
         for part, (ours, use) in enumerate(zip(probe.of_gradients(gradients), case.layer.trained, strict=True)):
             lost = case.values[0].norm() * case.dense(use)[0].norm()
-            assert (ours - rows[probe.slices[part]].reshape(-1)).norm() > 1e-9 * lost
+            assert (ours - rows[probe.slices[part]]).norm() > 1e-9 * lost
 
     for_each(kind, check)
 

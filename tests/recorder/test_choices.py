@@ -21,8 +21,8 @@ def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> Non
             self.plain = nn.Linear(4, 4)
             self.frozen = nn.Linear(4, 4).requires_grad_(False)
             self.tied = nn.Linear(4, 4)
-            self.twin = nn.Linear(4, 4)
-            self.twin.weight = self.tied.weight
+            self.twin = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+            self.twin.bias = self.tied.bias
             self.attention = nn.MultiheadAttention(4, 2)
             self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
             self.left_out = nn.Linear(4, 4)
@@ -34,15 +34,18 @@ def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> Non
     recorder = dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "run")
     assert recorder.layers == ["plain"]
     assert {name: reason.split()[-1] for name, reason in recorder.skipped.items()} == {
-        "tied": "module's",
-        "twin": "module's",
+        "tied": "recorded",
+        "twin": "trained",
         "attention.out_proj": "it",
         "normed": "trained",
         "left_out": "optimiser",
         "empty": "width",
         "attention": "kind",
     }
-    with pytest.warns(UserWarning, match="does not record tied: its weight is tied to another module's"), recorder:
+    with (
+        pytest.warns(UserWarning, match="does not record tied: its bias is also used by 'twin', which is not recorded"),
+        recorder,
+    ):
         pass
     with pytest.raises(RecordingError, match="'frozen' cannot be recorded: its weight is frozen"):
         dualform.record(model, torch.optim.SGD(kept, lr=0.1), tmp_path / "other", layers=["plain", "frozen"])

@@ -304,14 +304,6 @@ def test_embeddings_that_have_no_dual_form(tmp_path: Path, options: dict[str, An
     assert recorder.layers == ["1"]
 
 
-def test_a_tied_decoder_is_skipped(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 3), nn.Linear(3, 5, bias=False))
-    model[2].weight = model[0].weight
-    recorder = record(model, sgd(model), tmp_path / "run")
-    assert recorder.layers == ["1"]
-    assert set(recorder.skipped) == {"0", "2"}
-
-
 def test_a_weight_that_is_used_without_its_embedding_shows(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)).double()
     optimizer = sgd(model)
