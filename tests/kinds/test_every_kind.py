@@ -5,6 +5,7 @@ that moved it, with gradients from autograd.
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -212,14 +213,16 @@ def trained(path: Path, made: Made, optimizer_name: str, given: dict[str, Any]) 
     model = nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(flat, CLASSES).double()).eval()
     labels = torch.arange(8) % CLASSES
     optimizer = make(optimizer_name, model.parameters(), 0.05, given)
-    reference = Dense(model, optimizer_name)
+    reference, twin = Dense(model, optimizer_name), deepcopy(model)  # which nobody records
+    reference.start_warm(optimizer)  # Adagrad's sums may begin with something
     with dualform.record(model, optimizer, path, dtype="float64") as recorder:
         for step in range(STEPS):
             ids = torch.randperm(8)[:BATCH]
             recorder.tag(id=ids, label=labels[ids])
             optimizer.zero_grad()
             F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            gradients = example_gradients(model, inputs[ids], labels[ids], labels[ids].tolist(), 1.0)
+            twin.load_state_dict(model.state_dict())
+            gradients = example_gradients(twin, inputs[ids], labels[ids], labels[ids].tolist(), 1.0)
             groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
             reference.step(gradients, {n: dict(groups[id(p)]) for n, p in model.named_parameters() if n in gradients})
             optimizer.step()
