@@ -18,9 +18,10 @@ from dualform.kinds.embedding import Embedding
 from dualform.kinds.gates import Gates
 from dualform.kinds.linear import Linear
 from dualform.kinds.names import clean_names, named_modules, named_parameters
+from dualform.kinds.projections import Projections
 from dualform.store.schema import Layer, Manifest
 
-_KINDS: dict[str, Kind] = {kind.name: kind for kind in (Linear(), Embedding(), Gates())}
+_KINDS: dict[str, Kind] = {kind.name: kind for kind in (Linear(), Embedding(), Gates(), Projections())}
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)  # by name; to be read only
 
 
