@@ -194,6 +194,8 @@ def _offsets(sizes: Sequence[int]) -> list[int]:
 
 def _can_be_shown(projected: Tensor) -> bool:
     """Return whether there is something to see: in torch.vmap and torch.func, tensors are not themselves."""
+    if torch.compiler.is_compiling():  # a compiler cannot follow the question
+        return projected.numel() > 0
     return projected.numel() > 0 and not torch._C._functorch.is_functorch_wrapped_tensor(projected)
 
 

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import QueryError, RecordingError
@@ -316,6 +317,38 @@ def test_adam_and_autocast(tmp_path: Path) -> None:
                 optimizer.step()
         memory = dualform.load(tmp_path / calls)
         assert memory.verify().ok, str(memory.verify())
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch's compiler looks at it
+@pytest.mark.parametrize("calls", ["self", "cross", "apart"])
+def test_a_compiled_model(tmp_path: Path, calls: str) -> None:
+    torch.compiler.reset()
+    model = Model(Shape(calls))
+    compiled, optimizer = torch.compile(model, backend="eager"), sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(3):
+            recorder.tag(id=torch.arange(5))
+            optimizer.zero_grad()
+            compiled(torch.randn(5, TIME, EMBED, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+    assert recorder.notes == []
+    assert assert_exact(tmp_path / "run", model, 3).layers == [LAYER, "attention.out_proj", "head"]
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_activation_checkpointing(tmp_path: Path, use_reentrant: bool) -> None:
+    model = Model(Shape("cross", batch_first=False))
+    optimizer = sgd(model)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(2):
+            recorder.tag(id=torch.arange(5))
+            optimizer.zero_grad()
+            x = torch.randn(5, TIME, EMBED, dtype=torch.float64, requires_grad=True)
+            checkpoint(model, x, use_reentrant=use_reentrant).square().mean().backward()
+            optimizer.step()
+    assert_exact(tmp_path / "run", model, 2)
+    assert recorded_tags(tmp_path / "run", LAYER) == 2 * (TIME + TIME - 1) * [*range(5)]
 
 
 def test_a_fused_attention_is_skipped_with_what_to_do(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_causal_masks(need_weights: bool, batch_first: bool, padded: bool) -> No
     fused, visible = twins(batch_first=batch_first)
     causal = nn.Transformer.generate_square_subsequent_mask(TARGET, dtype=torch.float64)
     padding = {"key_padding_mask": torch.zeros(BATCH, TARGET, dtype=torch.float64)} if padded else {}
-    masks = {"attn_mask": causal, "is_causal": True, "need_weights": need_weights, **padding}
+    masks: dict[str, Any] = {"attn_mask": causal, "is_causal": True, "need_weights": need_weights, **padding}
     inputs = inputs_for(fused, 1, **masks)
     assert_close(everything(visible, inputs), everything(fused, inputs), rtol=0, atol=1e-12)
     with pytest.raises(RuntimeError, match="pass attn_mask, too"):
@@ -260,7 +260,7 @@ def test_copies_and_pickles_have_no_taps_but_other_hooks() -> None:
         twin._forward_hooks.clear()
         twin(*inputs.qkv)
         assert not calls
-    visible._forward_hooks.popitem(last=False)
+    del visible._forward_hooks[min(visible._forward_hooks)]
     visible(*inputs.qkv)
     assert len(calls) == 1
 
