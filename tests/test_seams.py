@@ -15,7 +15,7 @@ import pytest
 import dualform
 
 PACKAGE = Path(dualform.__file__).parent
-KINDS = ("Linear", "Embedding", "LSTM")
+KINDS = ("Linear", "Embedding", "LSTM", "Attention")
 MODULES = (*KINDS, "MultiheadAttention")
 OF_KINDS = ("kinds/", "nn.py", "nn/", "store/schema.py")
 

@@ -134,11 +134,12 @@ class Replay:
         return block.values if self.units is None else block.values[:, self.units]
 
     def of_units(self, parameter: Tensor, use: Use) -> Tensor:
-        """Return what is replayed of a parameter, or of something of its shape: its chosen units."""
-        if self.units is None:
-            return parameter
-        kind = kind_of(self.layers[0])
-        return kind.from_map(use, kind.as_map(use, parameter)[self.units])
+        """Return what is replayed of a parameter, or of something of its shape: itself, or the map of chosen units."""
+        return parameter if self.units is None else kind_of(self.layers[0]).as_map(use, parameter)[self.units]
+
+    def of_maps(self, layer: Layer, use: Use, maps: Tensor) -> Tensor:
+        """Return maps (..., units, width) as they are replayed: shaped like the parameter, unless units are chosen."""
+        return kind_of(layer).from_map(use, maps) if self.units is None else maps
 
 
 class _Chapter:
@@ -224,7 +225,7 @@ class _Chapter:
         for use in layer.trained:
             factors = torch.from_numpy(block.factors(use)).to(replay.dtype)[:, None, None]
             products = block.keys.of(use).outers(replay.values(block)) * factors  # (steps, units, width)
-            gradients[use.parameter] = kind_of(layer).from_map(use, products).unbind()
+            gradients[use.parameter] = replay.of_maps(layer, use, products).unbind()
         return gradients
 
     def _gradients(self, number: int) -> Mapping[Parameter, Tensor]:
@@ -236,6 +237,8 @@ class _Chapter:
             stepped = [use for use in layer.trained if lines.get(use.parameter) is not None]
             return {use: self._gradient(use, blocks[layer.name]) for use in stepped if blocks[layer.name]}
 
+        if self._replay.units is not None:  # those of one layer, which has its parameters for itself
+            return {use.parameter: gradient for use, gradient in gradients_of(self._replay.layers[0]).items()}
         return over_all_uses(self._replay.layers, self._lines, gradients_of)
 
     def _lines_of(self, number: int) -> dict[Parameter, Line | None]:

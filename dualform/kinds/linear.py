@@ -6,6 +6,7 @@ from torch import nn
 
 from dualform.kinds.base import Candidate, Kind
 from dualform.kinds.trial import linear_by_trial
+from dualform.nn import MultiheadAttention
 
 
 def _is_linear(module: nn.Linear) -> bool:
@@ -22,8 +23,9 @@ class Linear(Kind):
         if isinstance(module, nn.Linear):
             columns = {"weight": (0, module.in_features), "bias": None}
             obstacle = None
-            if isinstance(parent, nn.MultiheadAttention):
-                obstacle = "MultiheadAttention uses its weight without calling it"
+            if isinstance(parent, nn.MultiheadAttention) and not isinstance(parent, MultiheadAttention):
+                used = "torch's MultiheadAttention uses its weight without calling it"
+                obstacle = f"{used}; replace that with dualform.unfuse(model)"
             elif type(module).forward is not nn.Linear.forward and not _is_linear(module):
                 obstacle = f"{type(module).__name__} overrides nn.Linear's forward"
             yield Candidate(name, self, module, module.in_features, module.out_features, columns, obstacle)

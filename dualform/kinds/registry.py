@@ -23,12 +23,13 @@ from dualform.kinds.gates import Gates
 from dualform.kinds.linear import Linear
 from dualform.kinds.names import clean_names, named_modules, named_parameters
 from dualform.kinds.norm import Norm
+from dualform.kinds.projections import Projections
 from dualform.kinds.tried import TransposedLinear, TriedDiagonal, TriedLinear
 from dualform.store.schema import Layer, Manifest
 
 _OURS = (
-    Linear(), Embedding(), EmbeddingBag(), Bilinear(), Gates(), Convolution(), TransposedConvolution(), Norm(),
-    TriedLinear(), TransposedLinear(), TriedDiagonal(),
+    Linear(), Embedding(), EmbeddingBag(), Bilinear(), Gates(), Projections(), Convolution(), TransposedConvolution(),
+    Norm(), TriedLinear(), TransposedLinear(), TriedDiagonal(),
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {kind.name: kind for kind in _OURS}
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)  # by name; to be read only

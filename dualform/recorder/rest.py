@@ -14,6 +14,7 @@ from dualform.store.schema import OtherParameter
 
 _NO_OPTIMIZER = "no optimiser that was passed steps it"
 _LEFT_OUT = "its layer was left out by layers= or exclude="
+_NO_LAYER = "its module is recorded, but does something else with it"
 
 
 def other_parameters(
@@ -29,6 +30,7 @@ def other_parameters(
     """
     used = {use.parameter.name for layer in layers for use in layer.description.uses}
     reasons = {id(candidate.module): obstacles.get(candidate.name, _LEFT_OUT) for candidate in candidates(model)}
+    reasons |= {id(layer.module): _NO_LAYER for layer in layers if layer.name not in obstacles}
     modules = dict(model.named_modules())
     others = []
     for (own_name, parameter), (name, _) in zip(model.named_parameters(), named_parameters(model), strict=True):

@@ -36,11 +36,11 @@ def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> Non
     assert {name: reason.split()[-1] for name, reason in recorder.skipped.items()} == {
         "tied": "recorded",
         "twin": "trained",
-        "attention.out_proj": "it",
+        "attention": "dualform.unfuse(model)",
+        "attention.out_proj": "dualform.unfuse(model)",
         "normed": "trained",
         "left_out": "optimiser",
         "empty": "width",
-        "attention": "kind",
     }
     with (
         pytest.warns(UserWarning, match="does not record tied: its bias is also used by 'twin', which is not recorded"),

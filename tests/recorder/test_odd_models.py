@@ -52,9 +52,17 @@ def test_a_buffer_that_no_snapshot_can_hold_is_left_out_with_a_note(tmp_path: Pa
         memory.model(model)  # with the model's own buffer
 
 
+class Itself(dualform.nn.MultiheadAttention):
+    """Attention of a sequence to itself."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:  # type: ignore[override]
+        return super().forward(x, x, x)
+
+
 EMPTY: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "linear": (lambda: nn.Linear(5, 3), lambda n: torch.randn(n, 5, dtype=torch.float64)),
     "embedding": (lambda: nn.Embedding(5, 3), lambda n: torch.randint(5, (n, 2))),
+    "attention": (lambda: Itself(6, 2, batch_first=True), lambda n: torch.randn(n, 2, 6, dtype=torch.float64)),
     "lstm": (lambda: dualform.nn.LSTM(5, 3, batch_first=True), lambda n: torch.randn(n, 2, 5, dtype=torch.float64)),
 }
 

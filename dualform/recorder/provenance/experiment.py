@@ -107,9 +107,11 @@ def _with_other_data(subject: Subject, reading: Reading, findings: Mapping[Place
 def _shuffled(arguments: Any) -> Any:
     generator = torch.Generator().manual_seed(SEED)
 
+    made: dict[int, Tensor] = {}  # what is passed twice stays the same tensor
+
     def shuffle(tensor: Tensor) -> Tensor:
         order = torch.randperm(tensor.numel(), generator=generator).to(tensor.device)
-        return tensor.reshape(-1)[order].view(tensor.shape)
+        return made.setdefault(id(tensor), tensor.reshape(-1)[order].view(tensor.shape))
 
     return replace_tensors(arguments, shuffle)
 
@@ -151,9 +153,16 @@ def _followed(trial: Trial, reading: "Reading | Findings", batch: int) -> list[t
 
 
 def _parameters(subject: Subject) -> list[Tensor]:
-    """Return one parameter of each layer: to compute its gradient takes the error of the layer's output."""
-    trained = ([p for p in layer.module.parameters(recurse=False) if p.requires_grad] for layer in subject.layers)
-    return list({id(p): p for p in (min(of_layer, key=Tensor.numel) for of_layer in trained if of_layer)}.values())
+    """Return parameters of each layer, whose gradients take the errors of all of the layer's calls.
+
+    A bias is in all of them, and its gradient is the cheapest. Without one, weights are taken together: each may be for
+    a part of the key that is 0 in some calls.
+    """
+    chosen = []
+    for layer in subject.layers:
+        uses, names = len(layer.description.attended), layer.own_names
+        chosen += [layer.module._parameters[name] for name in names[uses:][:1] or names[:uses]]
+    return list({id(p): p for p in chosen if p is not None and p.requires_grad}.values())
 
 
 def _by_errors(call: LayerCall, batch: int) -> Owners:

@@ -155,10 +155,13 @@ def _options(shape: Shape, main: Shape, axis: int) -> list[int | None]:
 
 def _permuted(arguments: Any, axes: Axes, order: Tensor) -> Any:
     numbers = count()
+    made: dict[tuple[int, int], Tensor] = {}  # what is passed twice stays the same tensor
 
     def permute(tensor: Tensor) -> Tensor:
         axis = axes[next(numbers)]
-        return tensor if axis is None else tensor.index_select(axis, order.to(tensor.device))
+        if axis is None:
+            return tensor
+        return made.setdefault((id(tensor), axis), tensor.index_select(axis, order.to(tensor.device)))
 
     return replace(arguments, permute)
 

@@ -75,7 +75,9 @@ def attempt(subject: Subject, change: Callable[[Any], Any] = lambda arguments: a
         for layer in subject.layers:
             on_keys = _noting(layer, calls)
             handles.append(layer.kind.add_hooks(layer.module, layer.description, on_keys, lasting=False))
-        args, kwargs = change(replace(subject.arguments, lambda tensor: tensor.detach().clone()))
+        copies: dict[int, Tensor] = {}  # one for what is passed twice: self-attention knows itself by that
+        copied = replace(subject.arguments, lambda one: copies.setdefault(id(one), one.detach().clone()))
+        args, kwargs = change(copied)
         output = subject.module(*args, **kwargs)
     except Opaque as opaque:
         raise Unproven(f"an argument of class {opaque} cannot be passed twice") from None

@@ -1,6 +1,5 @@
-"""Replace fused PyTorch modules by ones whose linear maps can be recorded.
+"""Show the linear maps of an LSTM: torch.nn.LSTM, computed where its keys and errors can be seen.
 
-    model = dualform.nn.unfuse(model)            # every torch.nn.LSTM in it becomes a dualform.nn.LSTM
     handle = lstm.tap(0, lambda keys: print)     # the keys of layer 0; its errors are printed
 
 torch.nn.LSTM computes all of its time steps inside one opaque kernel. Here the four gates of a layer are one
@@ -28,13 +27,12 @@ quicker that way round, and a gate is then one contiguous block.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
-from torch.nn.utils.parametrize import type_before_parametrizations
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
@@ -44,7 +42,6 @@ Receive = Callable[[Tensor], None]
 Tap = Callable[[Tensor], Receive | None]
 States = tuple[Tensor, Tensor]
 Layout = Callable[[Tensor], Tensor]
-Model = TypeVar("Model", bound=nn.Module)
 
 
 class LSTM(nn.LSTM):
@@ -58,8 +55,8 @@ class LSTM(nn.LSTM):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        _refuse(self, "dualform.nn.LSTM")
-        self._taps = _no_taps(self)
+        refuse(self, "dualform.nn.LSTM")
+        self._taps = no_taps(self)
 
     def tap(self, layer: int, on_keys: Tap) -> RemovableHandle:
         """Call `on_keys` with the keys of a layer in every forward pass, until `handle.remove()`.
@@ -138,38 +135,7 @@ class LSTM(nn.LSTM):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: taps belong to whoever set them, on this module only."""
-        return {**super().__getstate__(), "_taps": _no_taps(self)}  # type: ignore[no-untyped-call]
-
-
-def unfuse(model: Model) -> Model:
-    """Turn every torch.nn.LSTM in a model, or the model itself, into a dualform.nn.LSTM, in place.
-
-        model = dualform.nn.unfuse(model)
-
-    The modules only change their class. They stay the same objects with the same parameters, so optimisers, hooks
-    and whatever else refers to them go on working. Subclasses of torch.nn.LSTM are left as they are.
-
-    Args:
-        model: The model, or an LSTM.
-
-    Returns:
-        The same model.
-    """
-    # Parametrising a module makes a subclass of its class, which does not count as one.
-    fused = [(n, module) for n, module in model.named_modules() if type_before_parametrizations(module) is nn.LSTM]
-    for name, module in fused:  # all are checked before any is changed
-        where = f"the LSTM {name!r}" if name else "the LSTM"
-        _refuse(module, where)
-        computed = [weight for weight in module._flat_weights_names if weight not in module._parameters]
-        if computed:  # the optimiser steps what the weight is computed from, not the weight
-            raise RecordingError(
-                f"{where}: {', '.join(computed)} are no parameters of their own (weight norm, another parametrisation, "
-                "pruning); remove that first, or leave this LSTM out of unfuse and unrecorded"
-            )
-    for _, module in fused:
-        module.__class__ = LSTM
-        module._taps = _no_taps(module)
-    return model
+        return {**super().__getstate__(), "_taps": no_taps(self)}  # type: ignore[no-untyped-call]
 
 
 class _Trace(NamedTuple):
@@ -322,11 +288,11 @@ def _layout(dims: int, batch_first: bool) -> Layout:
     return lambda rows: rows
 
 
-def _no_taps(module: nn.LSTM) -> "list[OrderedDict[int, Tap]]":
+def no_taps(module: nn.LSTM) -> "list[OrderedDict[int, Tap]]":
     return [OrderedDict() for _ in range(module.num_layers)]
 
 
-def _refuse(module: nn.LSTM, where: str) -> None:
+def refuse(module: nn.LSTM, where: str) -> None:
     """Raise for options that only torch.nn.LSTM has."""
     options = [name for name in ("bidirectional", "proj_size") if getattr(module, name)]
     if options:
