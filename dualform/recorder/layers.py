@@ -147,7 +147,7 @@ def _with_unrecorded_users(
         reasons: Why those that are wanted cannot be recorded by themselves; None: they can.
         owners: The number of the optimiser that steps each parameter, by the parameter's id.
     """
-    result = dict(reasons)
+    result = {name: reason or _other_layout(name, known) for name, reason in reasons.items()}
     while True:
         left_out = [name for name in known if name not in result or result[name]]
         users = {id(p): name for name in reversed(left_out) for p in known[name].parameters.values()}
@@ -160,6 +160,17 @@ def _with_unrecorded_users(
         if not found:
             return result
         result |= found
+
+
+def _other_layout(name: str, known: Mapping[str, Candidate]) -> str | None:
+    """Return why a kernel cannot be seen through the vectors of another layer's map; matrices are, or transposed."""
+    kernels = {id(p): own for own, p in known[name].parameters.items() if p.dim() > 2}
+    for other in (candidate for candidate in known.values() if candidate.kind is not known[name].kind):
+        for parameter in other.parameters.values():
+            if id(parameter) in kernels:
+                own = kernels[id(parameter)]
+                return f"its {own} is also used by {other.name!r}, a layer of another kind"
+    return None
 
 
 def _describe(candidate: Candidate, owners: Mapping[int, int], names: Mapping[int, str]) -> Layer:
