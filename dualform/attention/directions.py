@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from dualform.attention.queries import call, chosen_rows, hooked
 from dualform.errors import QueryError
-from dualform.kinds import OnErrors, kind_of
+from dualform.kinds import ModuleCall, OnErrors, kind_of
 from dualform.store import Layer
 
 Array = NDArray[Any]
@@ -63,18 +63,20 @@ def directions(
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
     unfollowed: set[str] = set()
 
-    def on_keys(layer: Layer, layer_inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
+    def on_keys(layer: Layer, of_module: ModuleCall) -> OnErrors | None:
         """Keep errors in the order of the calls, though the last call's come first; where none come they are 0."""
         if torch._C._current_graph_task_id() >= 0:
             return None  # checkpointing calls the layer again on the way back
-        if not followed:
+        if not of_module.followed:
             unfollowed.add(layer.name)
-        leading, calls = kind_of(layer).leading(layer_inputs), caught[layer.name]
+        kind, calls = kind_of(layer), caught[layer.name]
+        leading = kind.leading(of_module)
         order = len(calls)
         calls[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
 
         def on_errors(gradient: Tensor) -> None:
-            calls[order] = chosen_rows(gradient.reshape(*leading, layer.d_out), rows).cpu()
+            by_slot = kind.by_slot(of_module, gradient).view(*leading, layer.d_out)
+            calls[order] = chosen_rows(by_slot, rows).cpu()
 
         return on_errors
 

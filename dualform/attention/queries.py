@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError, UnknownName
-from dualform.kinds import OnErrors, kind_of, match_modules
+from dualform.kinds import ModuleCall, OnErrors, kind_of, match_modules
 from dualform.slots import View
 from dualform.store import Layer
 
@@ -27,8 +27,8 @@ def queries_of(
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
 
-    def on_keys(layer: Layer, layer_inputs: Tensor, precision: torch.dtype, followed: bool) -> None:
-        caught[layer.name].append(chosen_rows(kind_of(layer).queries(layer, layer_inputs), rows))
+    def on_keys(layer: Layer, of_module: ModuleCall) -> None:
+        caught[layer.name].append(chosen_rows(kind_of(layer).queries(layer, of_module), rows))
 
     with hooked(model, layers, on_keys), torch.no_grad():
         call(model, inputs)

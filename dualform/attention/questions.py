@@ -113,7 +113,7 @@ class Top:
         return Route(f"a scan of all slots{loose}", lambda best: self._table_of_slots(batch, best), fold)
 
     def _table_of_slots(self, batch: QueryBatch, best: BestSlots) -> Table:
-        facts = lookup(batch, best.slot, with_coefficient=True)
+        facts = lookup(batch, best.slot, of_slots=True)
         columns = {"query": best.query, "score": best.score, "slot": best.slot, **facts}
         if self.by is not None:
             columns |= batch.grouping(self.by).columns(best.group)
@@ -232,17 +232,20 @@ class Output:
         return Route("a scan of all slots", answer, fold)
 
 
-def lookup(batch: QueryBatch, slots: Array, with_coefficient: bool = False) -> dict[str, Array]:
-    """Return the step and tags of slots; and their coefficients, if asked for and if they are numbers."""
+def lookup(batch: QueryBatch, slots: Array, of_slots: bool = False) -> dict[str, Array]:
+    """Return the step and tags of slots; if they stand for themselves, their coefficients and positions as well."""
     run, blocks = batch.sources.view.run, batch.slots.at(slots)
     if not blocks:
         return {name: np.empty(0) for name in ("step", *run.tags)}
     order = np.argsort(np.concatenate([positions for positions, _ in blocks]))
     facts: list[dict[str, Array]] = [{"step": block.steps} for _, block in blocks]
     for fact, (_, block) in zip(facts, blocks, strict=True):
-        if with_coefficient and run.manifest.storage.values:
+        if of_slots and run.manifest.storage.values:
             coefficient = batch.sources.duals.of(batch.layer.name).coefficient(block)
             fact |= {} if coefficient is None else {"coefficient": coefficient}
+        if of_slots:
+            positions = batch.slots.positions(block.slots)
+            fact |= {f"slot_{name}" if name in run.tags else name: place for name, place in positions.items()}
         fact |= {tag: block.tag(tag) for tag in run.tags}
     return {name: np.concatenate([fact[name] for fact in facts])[order] for name in facts[0]}
 

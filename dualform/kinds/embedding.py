@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from dualform.kinds.base import Candidate, Kind
+from dualform.kinds.base import Candidate, Kind, ModuleCall
 from dualform.kinds.keys import Keys, OneHot
 from dualform.store.schema import KeyLayout, Layer, Use
 
@@ -26,14 +26,15 @@ class Embedding(Kind):
             width, obstacle = module.num_embeddings, self._obstacle(module)
             yield Candidate(name, self, module, width, module.embedding_dim, {"weight": (0, width)}, obstacle)
 
-    def _obstacle(self, module: nn.Embedding) -> str | None:
-        if type(module).forward is not nn.Embedding.forward:
-            return f"{type(module).__name__} overrides nn.Embedding's forward"
+    def _obstacle(self, module: nn.Embedding | nn.EmbeddingBag) -> str | None:
+        base = nn.Embedding if isinstance(module, nn.Embedding) else nn.EmbeddingBag
+        if type(module).forward is not base.forward:
+            return f"{type(module).__name__} overrides nn.{base.__name__}'s forward"
         if module.max_norm is not None:
             return "max_norm changes its weight in every forward pass"
         if module.scale_grad_by_freq:
             return "scale_grad_by_freq scales its gradient row by row"
-        return "its gradient is sparse" if module.sparse else None
+        return None
 
     def key_layout(self, d_in: int) -> KeyLayout:
         return KeyLayout(1, index=True)
@@ -41,19 +42,19 @@ class Embedding(Kind):
     def key_dtype(self, dtype: torch.dtype) -> torch.dtype:
         return torch.int32
 
-    def leading(self, inputs: Tensor) -> tuple[int, ...]:
-        return tuple(inputs.shape)
+    def leading(self, call: ModuleCall) -> tuple[int, ...]:
+        return tuple(call.inputs.shape)
 
-    def rows(self, inputs: Tensor, precision: torch.dtype) -> Tensor:
-        return inputs.detach().reshape(-1, 1)
+    def rows(self, call: ModuleCall) -> Tensor:
+        return call.inputs.detach().reshape(-1, 1)
 
-    def errors(self, module: nn.Module, keys: Tensor, gradient: Tensor) -> Tensor:
-        values, padding = super().errors(module, keys, gradient), cast(nn.Embedding, module).padding_idx
+    def errors(self, call: ModuleCall, gradient: Tensor) -> Tensor:
+        values, padding = super().errors(call, gradient), cast(nn.Embedding, call.module).padding_idx
         # torch leaves the padding out of the gradient
-        return values if padding is None else values.masked_fill(keys == padding, 0.0)
+        return values if padding is None else values.masked_fill(self.rows(call) == padding, 0.0)
 
-    def queries(self, layer: Layer, inputs: Tensor) -> Tensor:
-        return nn.functional.one_hot(inputs.long(), layer.d_in).float()
+    def queries(self, layer: Layer, call: ModuleCall) -> Tensor:
+        return nn.functional.one_hot(call.inputs.long(), layer.d_in).float()
 
     def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
         return (use.width, layer.d_out)

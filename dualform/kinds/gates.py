@@ -5,12 +5,11 @@ An LSTM has taps, since its gates are no tensor that a hook could see.
 
 from collections.abc import Iterator, Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from dualform.errors import QueryError
-from dualform.kinds.base import Candidate, Columns, Kind, OnKeys
+from dualform.kinds.base import Candidate, Columns, Kind, ModuleCall, OnKeys
 from dualform.nn import LSTM
 from dualform.store.schema import Layer
 
@@ -48,7 +47,4 @@ class Gates(Kind):
         assert isinstance(module, LSTM)
         number = int(layer.name.rpartition(".")[2].removeprefix("l"))
         # errors that never come do no harm; an empty batch has no slots
-        return module.tap(number, lambda keys: on_keys(keys, keys.dtype, True) if keys.numel() else None)
-
-    def rows(self, inputs: Tensor, precision: torch.dtype) -> Tensor:
-        return super().rows(inputs, inputs.dtype)
+        return module.tap(number, lambda keys: on_keys(ModuleCall(module, keys, keys.dtype)) if keys.numel() else None)

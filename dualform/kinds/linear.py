@@ -5,6 +5,12 @@ from collections.abc import Iterator
 from torch import nn
 
 from dualform.kinds.base import Candidate, Kind
+from dualform.kinds.trial import linear_by_trial
+
+
+def _is_linear(module: nn.Linear) -> bool:
+    trial = linear_by_trial(module)
+    return trial is not None and not trial.transposed
 
 
 class Linear(Kind):
@@ -18,6 +24,6 @@ class Linear(Kind):
             obstacle = None
             if isinstance(parent, nn.MultiheadAttention):
                 obstacle = "MultiheadAttention uses its weight without calling it"
-            elif type(module).forward is not nn.Linear.forward:
+            elif type(module).forward is not nn.Linear.forward and not _is_linear(module):
                 obstacle = f"{type(module).__name__} overrides nn.Linear's forward"
             yield Candidate(name, self, module, module.in_features, module.out_features, columns, obstacle)

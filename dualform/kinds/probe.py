@@ -19,7 +19,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from dualform.kinds.base import Kind
+from dualform.kinds.base import Kind, ModuleCall
+from dualform.kinds.keys import Keys
 from dualform.store.schema import Layer, Parameter
 
 _EQUATIONS = 64  # at least that many numbers are compared per weight: more than there are factors
@@ -53,7 +54,8 @@ class Probe:
     ) -> None:
         self.layer, self._kind = layer, kind
         # More vectors than key entries would say nothing new: every number compared is one more equation.
-        probes = max(min(ceil(_EQUATIONS / layer.d_out), layer.d_in), 1)
+        widest = max(use.width for use in layer.attended)
+        probes = max(min(ceil(_EQUATIONS / layer.d_out), widest), 1)
         self.parameters: dict[Parameter, ParameterProbe] = {}
         for use in layer.trained:
             if use.parameter not in known:
@@ -69,7 +71,8 @@ class Probe:
         # rows, and numbers in each, of the uses whose gradients this layer looks at
         self.layout = tuple(shape for shape, owned in zip(shapes, self.owned, strict=True) if owned)
         self._swapped = [self.parameters[use.parameter].transposed != kind.transposed(use) for use in layer.trained]
-        self._together = all(self.owned) and all(use.groups == 1 for use in layer.trained)
+        self._plain = layer.keys.geometry is None and all(use.groups == 1 for use in layer.trained)
+        self._together = self._plain and all(self.owned)
         self._of_uses = [seen.vectors for seen in self.parameters.values()]
         self._vectors = self._joined()
         self._pairs = torch.ones(sum(rows for rows, _ in shapes), 0)  # for as many slots as there were last time
@@ -103,16 +106,24 @@ class Probe:
         if absolute:
             rows, values = rows.abs(), values.abs()
         if not self._together:
-            return self._of_each_use(rows, values, absolute)
+            return self._of_each_use(self._kind.keys(self.layer, rows), values, absolute)
         if self._pairs.shape[1] != len(rows):
             self._pairs = self._vectors.new_ones(len(self._pairs), len(rows))
         vectors = self._vectors.abs() if absolute else self._vectors
         self._kind.pair_into(vectors, rows, self._pairs[: len(vectors)])  # the rows after them stay ones
         return (self._pairs @ values).view(-1)
 
-    def _of_each_use(self, rows: Tensor, values: Tensor, absolute: bool) -> Tensor:
+    def of_call(self, call: ModuleCall, keys: Tensor, values: Tensor) -> Tensor:
+        """Return (X r)^T E of a call, whose stored rows are given: what of_rows returns for a row each slot."""
+        if self._plain:
+            return self.of_rows(keys, values)
+        if (values.dtype, values.device) != self._fitted_to:
+            self._fit(values)
+        return self._of_each_use(self._kind.keys_of_call(self.layer, call), values.to(self._vectors.dtype))
+
+    def _of_each_use(self, keys: Keys, values: Tensor, absolute: bool = False) -> Tensor:
         """Return the same, use by use: where keys come in groups, or a parameter is tied."""
-        keys, seen = self._kind.keys(self.layer, rows), []
+        seen = []
         for use, vectors, swapped in zip(self.layer.trained, self._of_uses, self._swapped, strict=True):
             of_use, seen_through = keys.of(use), (vectors.abs() if absolute else vectors).mT
             by = of_use.seen_transposed if swapped else of_use.seen

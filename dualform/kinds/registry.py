@@ -14,14 +14,23 @@ from types import MappingProxyType
 from torch import nn
 
 from dualform.errors import QueryError, RunError, UnknownName
+from dualform.kinds.bag import EmbeddingBag
 from dualform.kinds.base import Candidate, Kind
+from dualform.kinds.bilinear import Bilinear
+from dualform.kinds.convolution import Convolution, TransposedConvolution
 from dualform.kinds.embedding import Embedding
 from dualform.kinds.gates import Gates
 from dualform.kinds.linear import Linear
 from dualform.kinds.names import clean_names, named_modules, named_parameters
+from dualform.kinds.norm import Norm
+from dualform.kinds.tried import TransposedLinear, TriedDiagonal, TriedLinear
 from dualform.store.schema import Layer, Manifest
 
-_KINDS: dict[str, Kind] = {kind.name: kind for kind in (Linear(), Embedding(), Gates())}
+_OURS = (
+    Linear(), Embedding(), EmbeddingBag(), Bilinear(), Gates(), Convolution(), TransposedConvolution(), Norm(),
+    TriedLinear(), TransposedLinear(), TriedDiagonal(),
+)  # fmt: skip
+_KINDS: dict[str, Kind] = {kind.name: kind for kind in _OURS}
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)  # by name; to be read only
 
 
@@ -67,10 +76,11 @@ def candidates(model: nn.Module) -> Iterator[Candidate]:
     modules, names = dict(model.named_modules()), clean_names(model)
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
-        for kind in _KINDS.values():
-            for candidate in kind.candidates(names[name], module, parent):
-                own = type(module).__name__.lower()
-                yield candidate if candidate.name else replace(candidate, name=own, module_name="")
+        found = [c for k in _KINDS.values() if not k.fallback for c in k.candidates(names[name], module, parent)]
+        if not found:
+            found = [c for k in _KINDS.values() if k.fallback for c in k.candidates(names[name], module, parent)]
+        own = type(module).__name__.lower()
+        yield from (c if c.name else replace(c, name=own, module_name="") for c in found)
 
 
 def match_modules(model: nn.Module, layers: Mapping[str, Layer]) -> dict[str, nn.Module]:

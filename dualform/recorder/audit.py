@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 
 from dualform.errors import NotFinite
-from dualform.kinds import Probe
 from dualform.recorder.captures import Capture
 from dualform.recorder.common_factor import Array, Explanation, as_float64, explain_by_common_factor
 from dualform.recorder.evidence import (
@@ -36,6 +35,7 @@ from dualform.recorder.evidence import (
     rounding_of_sum,
     rounding_of_uses,
 )
+from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.rounded_factor import refined
 
 _TINY = float(np.finfo(np.float64).tiny)
@@ -143,7 +143,7 @@ class _Equation:
         """|E|^T (|X| |r|) of each pass: what rounding is measured by, where the gradient cancels."""
         bounds = np.zeros(self.products.shape)
         for place, evidence, numbers, capture in self._captures():
-            keys, values = capture.keys.unpacked(), capture.values.unpacked()
+            keys, values = capture.unpacked(evidence.layer)
             bounds[place] += as_float64(evidence.layer.probe.of_rows(keys, values, absolute=True)[numbers])
         return bounds
 
@@ -152,8 +152,8 @@ class _Equation:
         """What rounding may leave over of each pass, elementwise: by absolute values, and by the sums so far."""
         rounding = SLACK * self.bounds
         for place, evidence, numbers, capture in self._captures():
-            largest = _largest_sum(evidence.layer.probe, numbers, capture)
-            rounding[place] += rounding_of_sum(len(capture.keys.rows)) * largest
+            largest = _largest_sum(evidence.layer, numbers, capture)
+            rounding[place] += rounding_of_sum(capture.slots) * largest
         return max(evidence.view.eps for evidence, _ in self._uses) * rounding
 
     def explained(self, factors: Array) -> bool:
@@ -174,12 +174,12 @@ class _Equation:
         return gap / size if size else 0.0
 
 
-def _largest_sum(probe: Probe, numbers: slice, capture: Capture) -> Array:
+def _largest_sum(layer: RecordedLayer, numbers: slice, capture: Capture) -> Array:
     """Return the largest sum so far, as the rows of a call are summed up one after the other: (n,)."""
-    keys, values = capture.keys.unpacked(), capture.values.unpacked()
+    keys, values = capture.unpacked(layer)
     size = -(-len(keys) // _SUMS_SO_FAR)
     pairs = zip(keys.split(size), values.split(size), strict=True)
-    parts = [as_float64(probe.of_rows(x, e)[numbers]) for x, e in pairs]
+    parts = [as_float64(layer.probe.of_rows(x, e)[numbers]) for x, e in pairs]
     largest: Array = np.abs(np.cumsum(parts, axis=0)).max(axis=0)
     return largest
 

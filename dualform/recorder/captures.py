@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from dualform.kinds import OnErrors, OnKeys
+from dualform.kinds import ModuleCall, OnErrors, OnKeys
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.provenance.calls import Call
 from dualform.recorder.provenance.follow import Provenance
@@ -63,10 +63,20 @@ class Capture(NamedTuple):
     number: int  # of the layer's calls within it
     leading: tuple[int, ...]  # dimensions of the keys before the last
     may_repeat: bool  # the key does not depend on anything trained: it may come again
+    extents: tuple[int, ...]  # of the maps that keys are patches of, if they are
+
+    @property
+    def slots(self) -> int:
+        return len(self.values.rows)
 
     @property
     def nbytes(self) -> int:
         return self.keys.rows.nbytes + self.values.rows.nbytes
+
+    def unpacked(self, layer: RecordedLayer) -> tuple[Tensor, Tensor]:
+        """Return keys and values, a row for each slot."""
+        keys = layer.kind.unfold(layer.description, self.keys.unpacked(), self.extents)
+        return keys, self.values.unpacked()
 
 
 class Pass(NamedTuple):
@@ -176,14 +186,14 @@ class Captures:
         return lambda _: self._accumulated[layer].add(torch._C._current_graph_task_id())
 
     def _on_keys(self, layer: RecordedLayer) -> OnKeys:
-        kind, module, name, probe, recorded = layer.kind, layer.module, layer.name, layer.probe, self._handles
+        kind, name, probe, recorded = layer.kind, layer.name, layer.probe, self._handles
         pack_keys, pack_values = (self._packer(layer, values) for values in (False, True))
 
-        def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors | None:
+        def on_keys(of_module: ModuleCall) -> OnErrors | None:
             if name not in recorded:
                 return None
-            leading = kind.leading(inputs)
-            place = self._provenance.place(name, lambda: kind.rows(inputs, precision), leading)
+            leading = kind.leading(of_module)
+            place = self._provenance.place(name, lambda: kind.told_apart_by(of_module), leading)
             if place is None:
                 return None
             (call, number), order = place, next(self._order)
@@ -192,19 +202,19 @@ class Captures:
                 if name not in recorded:
                     return
                 call.followed = True
-                keys = kind.rows(inputs, precision)
-                values = kind.errors(module, keys, gradient)
+                keys, values = kind.rows(of_module), kind.errors(of_module, gradient)
                 capture = Capture(
                     order=order,
                     backward=torch._C._current_graph_task_id(),
-                    product=probe.of_rows(keys, values),
+                    product=probe.of_call(of_module, keys, values),
                     keys=pack_keys(keys),
                     values=pack_values(values),
                     precision=gradient.dtype,
                     call=call,
                     number=number,
                     leading=leading,
-                    may_repeat=kind.may_repeat and not inputs.requires_grad,
+                    may_repeat=kind.may_repeat and not of_module.inputs.requires_grad,
+                    extents=kind.extents(of_module),
                 )
                 self._add(name, capture)
 

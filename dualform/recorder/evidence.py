@@ -81,7 +81,7 @@ class LayerEvidence(NamedTuple):
     @property
     def rows(self) -> int:
         """How many rows went through the layer."""
-        return sum(len(capture.keys.rows) for capture in self.captures)
+        return sum(capture.slots for capture in self.captures)
 
     @property
     def rounding(self) -> float:

@@ -112,7 +112,7 @@ def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, in
 def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage) -> str | None:
     """Return why a layer by itself cannot be recorded exactly; None if it can."""
     if storage.merge and not candidate.kind.vectors:
-        return "its keys are indices, and a merged memory sums up keys of numbers only"
+        return "its keys are not stored as rows of numbers, and a merged memory sums up such keys only"
     if candidate.obstacle is not None:
         return candidate.obstacle
     if not (candidate.d_in and candidate.d_out):
@@ -182,11 +182,13 @@ def _describe(candidate: Candidate, owners: Mapping[int, int], names: Mapping[in
                 owners.get(id(parameter)) if parameter.requires_grad else None,
             ),
             candidate.columns[name],
+            1 if candidate.columns[name] is None else candidate.groups,
         )
         for name, parameter in candidate.parameters.items()
     )
     d_in, d_out = candidate.d_in, candidate.d_out
-    return Layer(candidate.name, candidate.kind.name, d_in, d_out, candidate.kind.key_layout(d_in), uses)
+    keys = candidate.keys or candidate.kind.key_layout(d_in)
+    return Layer(candidate.name, candidate.kind.name, d_in, d_out, keys, uses)
 
 
 def _recorded(recordable: Sequence[Candidate], layers: Sequence[Layer]) -> tuple[RecordedLayer, ...]:

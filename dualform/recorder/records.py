@@ -71,7 +71,8 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
     rows: dict[str, list[Rows]] = {}
     for used in passes:
         rounded = plan.storage.values and any(capture.precision in HALF for capture in used.captures)
-        for part in _calls_apart(used) if rounded else [used]:
+        unlike = len({capture.extents for capture in used.captures}) > 1  # maps of several sizes
+        for part in _calls_apart(used) if rounded or unlike else [used]:
             rows.setdefault(used.layer, []).append(_as_rows(part, plan.storage))
     accounts = step.evidence.accounts
     idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
@@ -97,6 +98,8 @@ def _as_rows(used: UsedPass, storage: Storage) -> Rows:
         tags=joined(used.columns),
         may_repeat=all(capture.may_repeat for capture in used.captures),
         precision=used.precision,
+        extents=used.captures[0].extents,
+        slots=sum(capture.slots for capture in used.captures),
     )
 
 

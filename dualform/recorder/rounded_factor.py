@@ -45,7 +45,7 @@ def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation]) -
 
 
 def _cost(evidence: LayerEvidence) -> int:
-    return sum(len(capture.keys.rows) for capture in evidence.captures) * evidence.layer.description.keys.width
+    return sum(capture.slots for capture in evidence.captures) * evidence.layer.description.d_in
 
 
 def _replaced(evidence: LayerEvidence, explanation: Explanation, measured: float) -> Explanation:
@@ -100,7 +100,7 @@ def _rounded(evidence: LayerEvidence, captures: Sequence[Capture], units: Tensor
     described, kind = evidence.layer.description, evidence.layer.kind
     products = []
     for capture in captures:
-        keys = kind.keys(described, capture.keys.unpacked()).of(described.trained[0])
-        products.append(keys.outer(capture.values.unpacked()[:, units]))
+        rows, values = capture.unpacked(evidence.layer)
+        products.append(kind.keys(described, rows).of(described.trained[0]).outer(values)[units])
     codes = call_codes((capture.precision for capture in captures), apart=apart)
     return torch.stack([rounded for _, rounded in rounded_passes(products, codes)]).sum(dim=0)

@@ -20,13 +20,15 @@ from torch import Tensor
 from dualform.errors import NotRecorded
 from dualform.kinds import Keys, kind_of
 from dualform.slots.selection import Selection
-from dualform.slots.stored_keys import StoredKeys
+from dualform.slots.stored_keys import KeyRows, StoredKeys
+from dualform.slots.stored_maps import StoredMaps
 from dualform.store import Layer, Run, Shard, Use
 from dualform.store.codec.float16 import TORCH, unpack
 from dualform.store.schema import slot_tensor
 
 Array = NDArray[Any]
 
+DIMENSIONS = ("z", "y", "x")  # of maps; of those with fewer, the last ones
 _BLOCK_NUMBERS = 1 << 21  # keys and values of a block together: 8 MB in float32
 _KEPT_PIECES = 32  # shards of a layer whose steps are cached: 16 bytes a slot
 
@@ -64,7 +66,8 @@ class Slots:
         self._key_dtype = torch.int64 if layer.keys.index else self.dtype
         self._shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
         self._slot_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
-        self._key_starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])
+        self._row_starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])  # as they are stored
+        self._key_starts = self._slot_starts if layer.keys.geometry else self._row_starts
         self._piece = lru_cache(maxsize=_KEPT_PIECES)(self._load_piece)
         self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
 
@@ -76,9 +79,25 @@ class Slots:
         return int(self._slot_starts[-1])
 
     @cached_property
-    def keys(self) -> StoredKeys:
+    def keys(self) -> KeyRows:
         stored = torch.int32 if self.layer.keys.index else TORCH[self.run.manifest.storage.dtype]
-        return StoredKeys(self.layer, self._shards, self._key_starts, stored, self._key_dtype)
+        rows = StoredKeys(self.layer, self._shards, self._row_starts, stored, self._key_dtype)
+        return StoredMaps(self.layer, self._shards, self._slot_starts, rows) if self.layer.keys.geometry else rows
+
+    def positions(self, slots: Array) -> dict[str, Array]:
+        """Return where on the map of its example each slot is, by the name of the dimension; of no map: nothing."""
+        if not isinstance(self.keys, StoredMaps):
+            return {}
+        return dict(zip(DIMENSIONS[-self.keys.dimensions :], self.keys.positions(slots).T, strict=True))
+
+    @property
+    def map_positions(self) -> set[tuple[int, ...]]:
+        """The numbers of positions, along each dimension, that maps of this layer have; none: there are no maps."""
+        geometry = self.layer.keys.geometry
+        if geometry is None:
+            return set()
+        extents = (np.unique(shard.maps(self.layer)[0], axis=0).tolist() for shard in self._shards)
+        return {geometry.positions(tuple(sizes)) for of_shard in extents for sizes in of_shard}
 
     @property
     def stored(self) -> int:
@@ -98,7 +117,8 @@ class Slots:
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator["Block"]:
         """Yield the chosen slots of chapters, from step `since` on; a block's keys are valid until the next one."""
         values = self.layer.d_out if self.run.manifest.storage.values else 0
-        size = max(1, _BLOCK_NUMBERS // (self.layer.keys.width + values))
+        width = self.layer.d_in if self.layer.keys.geometry else self.layer.keys.width
+        size = max(1, _BLOCK_NUMBERS // (width + values))
         # Keys take the place of those before: fresh memory takes longer than filling it, and scatters the heap.
         buffer = torch.empty(size, self.layer.keys.width, dtype=self._key_dtype)
         for chapter in chapters:
@@ -196,7 +216,7 @@ class Block:
     @cached_property
     def keys(self) -> Keys:
         layer = self._of.layer
-        if self._piece.key_index is not None:
+        if self._piece.key_index is not None or layer.keys.geometry is not None:
             return kind_of(layer).keys(layer, self._of.keys.take(self.key_rows))
         packed = torch.from_numpy(self._piece.shard[slot_tensor(layer.name, "keys")][self._rows])
         buffer = torch.empty(packed.shape, dtype=self._of.keys.dtype) if self._buffer is None else self._buffer

@@ -29,8 +29,8 @@ Array = NDArray[Any]
 class Rows(NamedTuple):  # a named tuple, because it is made for every layer in every step, and quickly
     """The slots of one backward pass through one layer, packed."""
 
-    keys: Array  # (n, d_in)
-    key_exponent: Array | None  # (n,), float16 only
+    keys: Array  # (n, d_in); or pixels, of maps
+    key_exponent: Array | None  # a row each, float16 only
     values: Array | None  # (n, d_out); None: keys only
     value_exponent: Array | None
     factors: Array  # (trained parts,): how much of the pass was in the step's gradient
@@ -38,6 +38,8 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
     may_repeat: bool  # the keys do not depend on anything trained: they may come again
     visits: Array | None = None  # (n,): how many slots each of these is the sum of, in a merged memory
     precision: int = 0  # code of the precision that the gradient of the pass was rounded to
+    extents: tuple[int, ...] = ()  # of maps, all of one size
+    slots: int | None = None  # how many there are, if not one a row of keys
 
     @property
     def nbytes(self) -> int:
@@ -127,7 +129,7 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
     """Return everything about a layer's slots but their keys and tags; large columns block by block, uncopied."""
     columns = {
         "pass_step": Column([np.array([step for step, _ in passes], dtype=np.int64)]),
-        "pass_rows": Column([np.array([len(rows.keys) for _, rows in passes], dtype=np.int64)]),
+        "pass_rows": Column([np.array([_slots(rows) for _, rows in passes], dtype=np.int64)]),
         "factors": Column([np.stack([rows.factors for _, rows in passes])]),
     }
     values = [rows.values for _, rows in passes if rows.values is not None]
@@ -144,10 +146,16 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column
         columns["value_exponent"] = Column([np.concatenate(exponents)])
     if any(rows.precision for _, rows in passes):
         columns["pass_precision"] = Column([np.array([rows.precision for _, rows in passes], dtype=np.uint8)])
+    if any(rows.extents for _, rows in passes):
+        columns["extents"] = Column([np.array([rows.extents for _, rows in passes], dtype=np.int64)])
     visits = [rows.visits for _, rows in passes if rows.visits is not None]
     if visits:
         columns["visits"] = Column([np.concatenate(visits)])
     return {slot_tensor(layer, name): column for name, column in columns.items()}
+
+
+def _slots(rows: Rows) -> int:
+    return len(rows.keys) if rows.slots is None else rows.slots
 
 
 def tag_columns(layer: str, tag: str, blocks: list[Array], texts: Texts | None) -> dict[str, Column]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualform.errors import RunError
+from dualform.store.geometry import Geometry
 from dualform.store.schema import (
     PRECISIONS,
     VERSION,
@@ -117,20 +118,29 @@ def _read_layer(content: Any, parameters: Mapping[str, Parameter]) -> Layer:
     with Document(content, "a layer") as entry:
         uses = tuple(_read_use(described, parameters) for described in entry.list("uses"))
         with Document(entry.object("keys"), "keys") as described:
-            keys = KeyLayout(described.count("width", 1), described.flag("index"))
+            geometry = None if described.is_none("geometry") else _read_geometry(described.object("geometry"))
+            keys = KeyLayout(described.count("width", 1), described.flag("index"), geometry)
         d_in, d_out = entry.count("d_in", 1), entry.count("d_out", 1)
         return Layer(entry.text("name"), entry.text("kind"), d_in, d_out, keys, uses)
+
+
+def _read_geometry(content: Any) -> Geometry:
+    with Document(content, "a geometry") as entry:
+        sizes = {name: tuple(entry.list(name)) for name in ("kernel", "stride", "dilation", "before", "after")}
+        geometry = Geometry(**sizes, mode=entry.text("mode"))
+    geometry.check()
+    return geometry
 
 
 def _read_use(content: Any, parameters: Mapping[str, Parameter]) -> Use:
     with Document(content, "a use") as entry:
         columns = None if entry.is_none("columns") else entry.list("columns")
-        name = entry.text("parameter")
+        name, groups = entry.text("parameter"), entry.count("groups", 1)
     if columns is not None and not (len(columns) == 2 and all(type(column) is int for column in columns)):
         raise ValueError(f"the columns of a use are not two whole numbers: {columns}")
     if name not in parameters:
         raise ValueError(f"parameter {name!r} is used, and not described")
-    return Use(parameters[name], None if columns is None else (columns[0], columns[1]))
+    return Use(parameters[name], None if columns is None else (columns[0], columns[1]), groups)
 
 
 def _check_layers(manifest: Manifest) -> None:

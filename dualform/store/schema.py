@@ -14,7 +14,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-VERSION = 4
+from dualform.store.geometry import Geometry
+
+VERSION = 5
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
@@ -161,10 +163,15 @@ class Use:
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """How a key is stored: as so many numbers, or as whole numbers that point somewhere."""
+    """How a key is stored: as so many numbers, or as whole numbers that point somewhere.
+
+    Or, where there is a geometry, not by itself: maps of pixels are stored, of so many numbers each, and a key is a
+    patch of one.
+    """
 
     width: int
     index: bool = False
+    geometry: Geometry | None = None
 
 
 @dataclass(frozen=True)
@@ -255,7 +262,7 @@ class Manifest:
 
     def _content(self) -> dict[str, Any]:
         layers = [
-            {**asdict(layer), "uses": [{"parameter": use.parameter.name, "columns": use.columns} for use in layer.uses]}
+            {**asdict(layer), "uses": [{**asdict(use), "parameter": use.parameter.name} for use in layer.uses]}
             for layer in self.layers
         ]
         described = {

@@ -5,6 +5,7 @@ Slots are mostly read from the first shard to the last, so while those of one ar
 """
 
 import zlib
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,7 @@ class Shard:
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
         self._strings: dict[str, Array] = {}  # texts of tags, decoded
+        self._maps: dict[str, tuple[Array, Array]] = {}  # by layer
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
         try:
             self._blob = backend.open(name)
@@ -149,7 +151,9 @@ class Shard:
 
     def slots(self, layer: str) -> int:
         """Return how many slots of a layer it has."""
-        index = slot_tensor(layer, "key_index")
+        index, extents = slot_tensor(layer, "key_index"), slot_tensor(layer, "extents")
+        if extents in self:
+            return int(self[slot_tensor(layer, "pass_rows")].sum())
         return self.length(index) if index in self else self.key_rows(layer)
 
     def key_rows(self, layer: str) -> int:
@@ -185,6 +189,33 @@ class Shard:
         alike &= np.isin(codes[later] - codes[later - 1], (0, JOINED - 1)) & (later > 0)
         if not alike.all():
             raise RunError(f"{self.path} is a corrupt shard: calls of {layer} are in one pass, but do not fit together")
+
+    def maps(self, layer: Layer) -> tuple[Array, Array]:
+        """Return the extents of the maps of each backward pass through a layer, and how many pixels they have.
+
+        Raises unless pixels and slots are as many as maps of these extents have.
+        """
+        geometry, name = layer.keys.geometry, slot_tensor(layer.name, "extents")
+        assert geometry is not None
+        if layer.name in self._maps:
+            return self._maps[layer.name]
+        extents, (_, slots), stored = self[name], self.passes(layer.name), self.key_rows(layer.name)
+        self._check_within(extents, 1, stored + 1, name)
+        pixels = np.zeros(len(slots), dtype=np.int64)
+        for sizes in {tuple(row) for row in extents.tolist()}:
+            positions, chosen = geometry.positions(sizes), (extents == sizes).all(axis=1)
+            whole = prod(sizes) <= stored and min(positions) > 0
+            if not whole or (slots[chosen] % prod(positions)).any():
+                raise RunError(f"{self.path} is a corrupt shard: {name} does not fit the slots")
+            pixels[chosen] = slots[chosen] // prod(positions) * prod(sizes)
+        columns = [slot_tensor(layer.name, "value_mask"), *(tag_tensor(layer.name, tag) for tag in self.info.tags)]
+        if columns[0] not in self:
+            columns[0] = slot_tensor(layer.name, "values")
+        alike = all(self.length(column) == slots.sum() for column in columns if column in self)
+        if pixels.sum() != stored or not alike:
+            raise RunError(f"{self.path} is a corrupt shard: the maps of {layer.name} do not add up to its slots")
+        self._maps[layer.name] = extents, pixels
+        return extents, pixels
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
         """Return the number of each slot's key among the `stored` ones of all shards so far; None: they are in order.

@@ -56,7 +56,7 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     for layer in manifest.layers if steps else ():
         table.take(audit_tensor(layer.name), ("F32",), (steps,))
         if slot_tensor(layer.name, "keys") in table:
-            slots = _take_slots(table, layer, manifest.storage)
+            slots = _take_slots(table, layer, manifest.storage, info)
             _take_tags(table, layer, info, slots)
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
@@ -137,7 +137,7 @@ def _take_accounts(table: _Table, manifest: Manifest, steps: int) -> None:
     table.take_all(BUFFERS, steps)
 
 
-def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
+def _take_slots(table: _Table, layer: Layer, storage: Storage, info: ShardInfo) -> int:
     """Take everything about a layer's slots but their tags; return how many slots there are."""
 
     def take(column: str, dtypes: tuple[str, ...], *shape: int) -> None:
@@ -151,6 +151,11 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage) -> int:
     if slot_tensor(layer.name, "key_index") in table and not layer.keys.index:
         slots = rows_of("key_index")
         take("key_index", ("I64",), slots)
+    if layer.keys.geometry is not None:
+        take("extents", ("I64",), passes, layer.keys.geometry.dimensions)
+        # maps have other rows than slots; what their numbers have to do with each other, Shard.maps checks
+        tags = [table.rows(tag_tensor(layer.name, tag)) for tag in info.tags]
+        slots = (rows_of("value_mask") or rows_of("values")) if storage.values else max(tags, default=stored)
     if not slots:
         raise ValueError(f"{slot_tensor(layer.name, 'keys')} is there without a slot")
     take("pass_step", ("I64",), passes)

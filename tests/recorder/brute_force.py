@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from dualform.store import Run, Where
 
@@ -24,8 +25,8 @@ def keys_of(model: nn.Module, layers: Sequence[str], call: Change) -> dict[str, 
 
     def note(layer: str, module: nn.Module) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            inputs = (args[0] if args else kwargs["input"]).detach()
-            seen[layer].append(inputs.reshape(-1, 1 if not inputs.is_floating_point() else inputs.shape[-1]).clone())
+            inputs = (args[0] if args else next(iter(kwargs.values()))).detach()
+            seen[layer].append(_rows(module, inputs).clone())
 
         return module.register_forward_pre_hook(hook, with_kwargs=True)
 
@@ -38,6 +39,21 @@ def keys_of(model: nn.Module, layers: Sequence[str], call: Change) -> dict[str, 
     for handle in handles:
         handle.remove()
     return {layer: torch.cat(calls) for layer, calls in seen.items() if calls}
+
+
+def _rows(module: nn.Module, inputs: Tensor) -> Tensor:
+    """What a module multiplies, row by row: patches of a convolution, pixels of what has its channels first."""
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
+        width = module.weight[0].numel() * module.groups
+        weight = torch.eye(width).view(width, module.in_channels, *module.kernel_size)
+        convolve: Any = F.conv1d if isinstance(module, nn.Conv1d) else F.conv2d
+        options = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
+        return convolve(inputs, weight, **options).movedim(1, -1).reshape(-1, width)
+    if not inputs.is_floating_point():
+        return inputs.reshape(-1, 1)
+    if getattr(module, "data_format", "") == "channels_first":
+        inputs = inputs.movedim(1, -1)
+    return inputs.reshape(-1, inputs.shape[-1])
 
 
 def changed_rows(

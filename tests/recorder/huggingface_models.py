@@ -119,7 +119,7 @@ CASES = {
     "bloom": decoder("Bloom", n_layer=2, n_head=2),
     "opt": decoder("OPT", ffn_dim=24, word_embed_proj_dim=WIDTH),
     "mixtral": decoder("Mixtral", num_local_experts=3),
-    "mamba": decoder("Mamba", exclude=("*.dt_proj",), state_size=4),
+    "mamba": decoder("Mamba", exclude=("*.dt_proj", "*.conv1d"), state_size=4),
     "bert": encoder("Bert"),
     "roberta": encoder("Roberta", pad_token_id=1),
     "xlm-roberta": encoder("XLMRoberta", pad_token_id=1),

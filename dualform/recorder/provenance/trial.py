@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.kinds import OnErrors, OnKeys
+from dualform.kinds import ModuleCall, OnErrors, OnKeys
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.provenance.rows import powers
 from dualform.recorder.provenance.signature import Opaque, replace, tensors
@@ -88,14 +88,14 @@ def attempt(subject: Subject, change: Callable[[Any], Any] = lambda arguments: a
 
 
 def _noting(layer: RecordedLayer, calls: dict[Place, LayerCall]) -> OnKeys:
-    kind, module, numbers = layer.kind, layer.module, Counter[str]()
+    kind, numbers = layer.kind, Counter[str]()
 
-    def on_keys(inputs: Tensor, precision: torch.dtype, followed: bool) -> OnErrors:
-        keys = kind.rows(inputs, precision)
+    def on_keys(of_module: ModuleCall) -> OnErrors:
+        keys = kind.told_apart_by(of_module)
         keys = keys if keys.is_floating_point() else keys.clone()  # what a gradient needs is not changed in place
-        base = 4 if precision == torch.float16 else 16  # the range of float16 is small
-        call = calls[layer.name, numbers[layer.name]] = LayerCall(kind.leading(inputs), keys, base)
+        base = 4 if of_module.precision == torch.float16 else 16  # the range of float16 is small
+        call = calls[layer.name, numbers[layer.name]] = LayerCall(kind.leading(of_module), keys, base)
         numbers[layer.name] += 1
-        return lambda gradient: call.add(kind.errors(module, keys, gradient))
+        return lambda gradient: call.add(kind.errors(of_module, gradient))
 
     return on_keys
