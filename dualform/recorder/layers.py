@@ -1,6 +1,6 @@
 """Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -163,14 +163,24 @@ def _with_unrecorded_users(
 
 
 def _other_layout(name: str, known: Mapping[str, Candidate]) -> str | None:
-    """Return why a kernel cannot be seen through the vectors of another layer's map; matrices are, or transposed."""
-    kernels = {id(p): own for own, p in known[name].parameters.items() if p.dim() > 2}
-    for other in (candidate for candidate in known.values() if candidate.kind is not known[name].kind):
-        for parameter in other.parameters.values():
-            if id(parameter) in kernels:
-                own = kernels[id(parameter)]
-                return f"its {own} is also used by {other.name!r}, a layer of another kind"
+    """Return why a layer's parameter cannot be seen through the vectors of another layer's map; None: it can.
+
+    Matrices can, transposed if need be. Kernels are laid out as their kind says; and in groups there are several maps.
+    """
+    layouts = {id(parameter): (own, layout) for own, parameter, layout in _layouts(known[name])}
+    for other in known.values():
+        for _, parameter, layout in _layouts(other):
+            own, own_layout = layouts.get(id(parameter), ("", layout))
+            if layout != own_layout:
+                return f"its {own} is also used by {other.name!r}, where it is another sort of map"
     return None
+
+
+def _layouts(candidate: Candidate) -> Iterator[tuple[str, nn.Parameter, tuple[str, int]]]:
+    """Yield the parameters of a layer, each with its own name, and what its map is like."""
+    for own, parameter in candidate.parameters.items():
+        kind = candidate.kind.name if parameter.dim() > 2 else ""
+        yield own, parameter, (kind, 1 if candidate.columns[own] is None else candidate.groups)
 
 
 def _describe(candidate: Candidate, owners: Mapping[int, int], names: Mapping[int, str]) -> Layer:
