@@ -197,7 +197,8 @@ class ScoresFold(_ReplayFold):
         maps = {}
         for use in (use for use in self._asked if use.parameter in coefficients):
             gradient = step.updates[use.parameter].gradient
-            maps[use] = torch.as_tensor(coefficients[use.parameter], dtype=gradient.dtype).expand(gradient.shape)
+            whole = torch.as_tensor(coefficients[use.parameter], dtype=gradient.dtype).expand(gradient.shape)
+            maps[use] = whole if self.replay.units is not None else kind_of(layer).as_map(use, whole)
         roundings = {use: self.replay.rounding(step, layer, use) for use in maps}
         for block in self.replay.blocks(step, layer):
             values = (

@@ -190,8 +190,11 @@ class Kind(ABC):
         return (layer.d_out,) if use.columns is None else (layer.d_out, use.width)
 
     def transposed(self, use: Use) -> bool:
-        """Return whether the map is the parameter transposed: of a tied weight, one layer may see either side."""
-        return False
+        """Return whether the map is the parameter transposed: two layers may use a tied weight either way.
+
+        What `as_map` makes of any matrix tells, so that a kind need not say it twice.
+        """
+        return len(use.parameter.shape) == 2 and self.as_map(use, torch.empty(2, 3)).shape == (3, 2)
 
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         """View a parameter, or a stack of them, as the map (d_out, width) it is."""

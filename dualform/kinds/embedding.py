@@ -59,9 +59,6 @@ class Embedding(Kind):
     def shape(self, layer: Layer, use: Use) -> tuple[int, ...]:
         return (use.width, layer.d_out)
 
-    def transposed(self, use: Use) -> bool:
-        return True
-
     def as_map(self, use: Use, parameter: Tensor) -> Tensor:
         return parameter.mT
 

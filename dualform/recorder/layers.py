@@ -1,6 +1,6 @@
 """Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -147,7 +147,7 @@ def _with_unrecorded_users(
         reasons: Why those that are wanted cannot be recorded by themselves; None: they can.
         owners: The number of the optimiser that steps each parameter, by the parameter's id.
     """
-    result = dict(reasons)
+    result = {name: reason or _other_layout(name, known) for name, reason in reasons.items()}
     while True:
         left_out = [name for name in known if name not in result or result[name]]
         users = {id(p): name for name in reversed(left_out) for p in known[name].parameters.values()}
@@ -160,6 +160,27 @@ def _with_unrecorded_users(
         if not found:
             return result
         result |= found
+
+
+def _other_layout(name: str, known: Mapping[str, Candidate]) -> str | None:
+    """Return why a layer's parameter cannot be seen through the vectors of another layer's map; None: it can.
+
+    Matrices can, transposed if need be. Kernels are laid out as their kind says; and in groups there are several maps.
+    """
+    layouts = {id(parameter): (own, layout) for own, parameter, layout in _layouts(known[name])}
+    for other in known.values():
+        for _, parameter, layout in _layouts(other):
+            own, own_layout = layouts.get(id(parameter), ("", layout))
+            if layout != own_layout:
+                return f"its {own} is also used by {other.name!r}, where it is another sort of map"
+    return None
+
+
+def _layouts(candidate: Candidate) -> Iterator[tuple[str, nn.Parameter, tuple[str, int]]]:
+    """Yield the parameters of a layer, each with its own name, and what its map is like."""
+    for own, parameter in candidate.parameters.items():
+        kind = candidate.kind.name if parameter.dim() > 2 else ""
+        yield own, parameter, (kind, 1 if candidate.columns[own] is None else candidate.groups)
 
 
 def _describe(candidate: Candidate, owners: Mapping[int, int], names: Mapping[int, str]) -> Layer:

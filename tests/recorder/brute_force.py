@@ -48,7 +48,8 @@ def _rows(module: nn.Module, inputs: Tensor) -> Tensor:
         weight = torch.eye(width).view(width, module.in_channels, *module.kernel_size)
         convolve: Any = F.conv1d if isinstance(module, nn.Conv1d) else F.conv2d
         options = {"stride": module.stride, "padding": module.padding, "dilation": module.dilation}
-        return convolve(inputs, weight, **options).movedim(1, -1).reshape(-1, width)
+        patches: Tensor = convolve(inputs, weight, **options)
+        return patches.movedim(1, -1).reshape(-1, width)
     if not inputs.is_floating_point():
         return inputs.reshape(-1, 1)
     if getattr(module, "data_format", "") == "channels_first":

@@ -1,7 +1,7 @@
 """Models of Hugging Face, tagged `id=(batch,)`: recorded, certified, asked, muted; every tag is held to a brute force.
 
 Not recordable as they are, and left out with `exclude=`: layers whose weight a model uses without calling them. What no
-kind knows (convolutions, GPT-2's Conv1D, tied heads) is skipped by the recorder itself, as always.
+kind knows (convolutions, GPT-2's Conv1D) is skipped by the recorder itself, as always.
 """
 
 from functools import partial

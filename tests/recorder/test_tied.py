@@ -333,3 +333,48 @@ def test_keys_only_of_a_tied_model() -> None:
         steps_of(model, optimizer)
     memory = dualform.load(run)
     assert len(memory.attend(model, torch.arange(WORDS))["head"].top(3)) == 3 * WORDS
+
+
+def test_convolutions_and_norms_may_be_tied_too(tmp_path: Path) -> None:
+    class Tower(nn.Module):
+        """Two grouped convolutions with one kernel, and two norms with one gain."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (nn.Conv1d(4, 4, 3, padding=1, groups=2, bias=False) for _ in range(2))
+            self.norms = nn.ModuleList(nn.LayerNorm(6) for _ in range(2))
+            self.head = nn.Linear(24, WORDS)
+            self.second.weight, self.norms[1].weight = self.first.weight, self.norms[0].weight
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            for convolution, norm in zip((self.first, self.second), self.norms, strict=True):
+                inputs = torch.tanh(norm(convolution(inputs)))
+            output: Tensor = self.head(inputs.flatten(1))
+            return output
+
+    for kind in ("SGD", "Adam"):
+        model = Tower().double()
+        optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.02)
+        with record(model, optimizer, tmp_path / kind) as recorder:
+            assert recorder.skipped == {}
+            for _ in range(4):
+                optimizer.zero_grad()
+                F.cross_entropy(model(torch.randn(5, 4, 6).double()), torch.randint(WORDS, (5,))).backward()
+                optimizer.step()
+        memory = assert_exact(tmp_path / kind, model, 4)
+        spotlight = memory.attend(model, torch.randn(2, 4, 6).double())
+        for name, other in (("first", "second"), ("second", "first"), ("norms.0", "norms.1"), ("norms.1", "norms.0")):
+            layer = spotlight[name]
+            assert layer.shares_with == [other]
+            direction = torch.randn(layer.output().shape[1]).double()
+            own, tied = layer.contribution(direction), layer.contribution(direction, slots_of=other)
+            parts = own.initial(), *(torch.from_numpy(one.total()["total"]) for one in (own, tied))
+            assert_close(sum(parts[1:], start=parts[0]), own.output(), rtol=1e-9, atol=1e-9)
+
+
+def test_a_kernel_that_another_kind_of_layer_uses_is_refused() -> None:
+    model = nn.ModuleDict({"down": nn.Conv1d(4, 3, 2), "up": nn.ConvTranspose1d(3, 4, 2), "head": nn.Linear(4, 4)})
+    model["up"].weight = model["down"].weight
+    recorder = record(model, sgd(model), InMemory())
+    assert recorder.layers == ["head"]
+    assert recorder.skipped["down"] == "its weight is also used by 'up', where it is another sort of map"
