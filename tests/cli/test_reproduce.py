@@ -35,8 +35,11 @@ def test_convolutional_networks_for_people_and_for_programs(tmp_path: Path) -> N
     shown = call("reproduce", "cifar", *QUICK, "--out", tmp_path / "out").stdout
     for words in ("Table 1: attention as a classifier", "output, last epoch, right", "second task muted", "exact"):
         assert words in shown
-    document = json.loads(call("reproduce", "cifar", *QUICK, "--out", tmp_path / "out", "--json", "--overwrite").stdout)
+    again = ("--out", tmp_path / "out", "--overwrite", "--keep-run", "--json")
+    document = json.loads(call("reproduce", "cifar", *QUICK, *again).stdout)
     assert (document["experiment"], document["dataset"], document["steps"]) == ("cifar", "digits", [5, 5])
+    run = tmp_path / "out" / "runs" / "seed-0" / "last-epoch"
+    assert "visits" in call("attend", run, "--index", 3, "--per", "id", "--layer", "output").stdout
 
 
 def test_one_document_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
