@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _TEST, _LAYER, _IMAGE, _GAP = 1.5, 0.45, 1.15, 0.15
 _ROW_HEIGHT, _MIN_HEIGHT, _MIN_WIDTH = 1.65, 3.7, 6.0  # inches: a layer; the test image with its words; the heading
 _ADDS, _TAKES = "#E0007F", "#00A6C8"  # neither is the colour of a class
-_STRONGEST = 0.75  # opacity of the place with the most attention
+_STRONGEST = 0.7  # opacity of the place with the most attention
 _NOTES = {
-    True: "In pairs: the test image, and a training image that it attends to. Magenta places add to the weight of "
+    True: "In pairs: the test image, and a training image that it attends to. Magenta places add most to the weight of "
     "their attention, cyan ones take from it.",
     False: "Weights are summed over all visits of a training image.",
 }
@@ -139,7 +139,8 @@ def draw_places(axes: "Axes", image: Array, places: Array | None, frame: str) ->
     grey = image.mean(axis=2).max() - image.mean(axis=2) if image.ndim == 3 else image  # dark as it is, without colours
     draw_image(axes, grey, frame)
     height, width = image.shape[:2]
-    largest = float(np.abs(places).max()) or 1.0
+    # Where every place adds, most by nearly as much as any other, what tells them apart is the rest.
+    sizes = np.abs(places) - max(float(places.min()), 0.0)
     colours = np.where(places[..., None] < 0, to_rgba(_TAKES), to_rgba(_ADDS))  # (rows, columns, 4)
-    colours[..., 3] = _STRONGEST * np.abs(places) / largest
+    colours[..., 3] = _STRONGEST * sizes / (float(sizes.max()) or 1.0)
     axes.imshow(colours, extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")

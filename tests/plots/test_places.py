@@ -37,6 +37,13 @@ def test_a_map_is_spread_over_the_whole_image_and_as_strong_as_its_numbers() -> 
     assert np.abs(colours[0, 0, :3] - colours[0, 1, :3]).max() > 0.5  # what adds, and what takes
 
 
+def test_where_all_places_add_the_least_is_not_coloured() -> None:
+    axes = new_figure(1, 1).add_subplot()
+    draw_places(axes, IMAGE, np.array([[10.0, 12.0], [11.0, 10.0]]), "black")
+    opacity = np.asarray(axes.images[1].get_array())[..., 3]
+    assert_allclose(opacity / opacity.max(), np.array([[0.0, 1.0], [0.5, 0.0]]))
+
+
 def test_an_image_without_a_map_keeps_its_colours() -> None:
     axes = new_figure(1, 1).add_subplot()
     draw_places(axes, COLOURS, None, "black")

@@ -187,7 +187,8 @@ def _table1_section(content: Mapping[str, Any]) -> Section:
     text = (
         "The class with the highest total attention, taken as a classifier: how often it is the target and how often "
         "the network's output, on the inputs that the network gets wrong, and on those it gets right. Beside it a "
-        "baseline that needs no training history: the class whose mean is nearest to the layer's input. Per cent."
+        "baseline that needs no training history: the class whose mean is nearest to the layer's input. Per cent. "
+        "Summed over positions, the attention of a convolution tells how much there is of what in an image, not where."
     )
     return Section("Table 1: attention as a classifier", text, ("", "attention", "nearest class mean"), rows)
 
