@@ -29,6 +29,8 @@ TRUSTED_MODELS = (
     "dualform.experiments.demo:network",
     "dualform.experiments.training:paper_network",
     "dualform.experiments.training:small_network",
+    "dualform.experiments.cifar.network:cifar_network",
+    "dualform.experiments.cifar.network:digits_network",
     "dualform.experiments.language.network:LanguageModel",
 )
 

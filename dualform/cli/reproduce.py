@@ -25,6 +25,8 @@ Data = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where to look for the data first; they are downloaded if not found.")
 ]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for results; default: results/EXPERIMENT.")]
+Seeds = Annotated[int, typer.Option(metavar="N", min=1, help="How many networks to train.")]
+KeepRun = Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs, gigabytes each.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
 
 _IMAGES = {  # spelled out here because their module needs torch
@@ -32,6 +34,7 @@ _IMAGES = {  # spelled out here because their module needs torch
     "joint": "Two tasks at once, with one output for both.",
     "continual": "Two tasks, one after the other: what is forgotten, and what brings it back.",
 }
+_CIFAR = "A convolutional network, beyond the paper: training images behind a prediction, and where they are looked at."
 _LANGUAGE = {
     "charlm": "A language model of characters: passages of its training text behind a prompt.",
     "wordlm": "A language model of words: passages of its training text behind a prompt.",
@@ -45,7 +48,7 @@ def _image_command(name: str, summary: str) -> Callable[..., None]:
             typer.Option(metavar="NAME", help="mnist or fashion-mnist (first task; the other is second), or digits."),
         ] = "mnist",
         data: Data = None,
-        seeds: Annotated[int, typer.Option(metavar="N", min=1, help="How many networks to train.")] = 1,
+        seeds: Seeds = 1,
         steps: Annotated[
             int | None, typer.Option(metavar="N", min=1, help="Training steps, per task if one comes after the other.")
         ] = None,
@@ -54,7 +57,7 @@ def _image_command(name: str, summary: str) -> Callable[..., None]:
             typer.Option(metavar="[TASK:]I", help="Draw this test input instead of the paper's; repeatable."),
         ] = None,
         out: Out = None,
-        keep_run: Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs, gigabytes each.")] = False,
+        keep_run: KeepRun = False,
         overwrite: Overwrite = False,
         as_json: AsJson = False,
     ) -> None:
@@ -74,6 +77,38 @@ def _image_command(name: str, summary: str) -> Callable[..., None]:
     all figures as PNG and PDF.
     """
     return command
+
+
+def _cifar_command(
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="cifar-10, or digits (no download).")] = "cifar-10",
+    data: Data = None,
+    seeds: Seeds = 1,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Training steps; default: depends on the data set.")
+    ] = None,
+    index: Annotated[
+        list[str] | None, typer.Option(metavar="I", help="Draw this test input instead; repeatable.")
+    ] = None,
+    out: Out = None,
+    keep_run: KeepRun = False,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    from dualform.experiments.cifar.plan import CnnOptions
+    from dualform.experiments.cifar.reproduce import reproduce as run
+
+    place, screen, stage = _begin("cifar", out, overwrite, as_json)
+    outcome = run(CnnOptions(dataset, data, seeds, steps, keep_run, tuple(index or ())), place, stage)
+    _print_results(screen, outcome, as_json)
+    if not outcome.certified:
+        raise typer.Exit(1)
+
+
+_cifar_command.__doc__ = f"""{_CIFAR}
+
+    Trains networks on all classes, and on one half of them after the other; records, certifies and asks them. Writes
+    results.md, results.json and index.html, with all figures as PNG and PDF.
+    """
 
 
 Corpus = Annotated[
@@ -135,6 +170,7 @@ for _name, _summary in _IMAGES.items():
     reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --dataset digits")(
         _image_command(_name, _summary)
     )
+reproduce.command("cifar", epilog="Example: dualform reproduce cifar --dataset digits")(_cifar_command)
 for _name, _summary in _LANGUAGE.items():
     reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear'")(
         _language_command(_name, _summary)

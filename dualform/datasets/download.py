@@ -1,9 +1,9 @@
 """Download a file from the first mirror that has it, completely or not at all.
 
-    fetch(["https://a.org/x.gz", "https://b.org/x.gz"], Path("cache/x.gz"), sha256="65a5...")
+    fetch(["https://a.org/x.gz", "https://b.org/x.gz"], Path("cache/x.gz"), expected="65a5...")
 
-The digest is of the decompressed bytes: mirrors may compress the same content differently. If they differ in
-more than that, pass a `digest` of your own.
+The digest is the SHA-256 of the decompressed bytes: mirrors may compress the same content differently. If they differ
+in more than that, or another digest is published, pass a `digest` of your own.
 """
 
 import gzip
@@ -36,7 +36,7 @@ def no_progress(file: str, done: int, total: int | None) -> None:
 def fetch(
     urls: Sequence[str],
     path: Path,
-    sha256: str,
+    expected: str,
     progress: Progress = no_progress,
     *,
     digest: Digest | None = None,
@@ -47,9 +47,9 @@ def fetch(
     Args:
         urls: mirrors, tried in this order.
         path: where to put the file; what the mirrors have is gzipped if it ends in `.gz`.
-        sha256: expected digest.
+        expected: digest of the right file.
         progress: called with file name, bytes so far and bytes in all.
-        digest: how to compute the digest of the file, by default of its decompressed bytes.
+        digest: how to compute the digest of the file, by default SHA-256 of its decompressed bytes.
         timeout: seconds without a byte until a mirror is given up.
     """
     try:
@@ -67,8 +67,8 @@ def fetch(
                 else:
                     with gzip.open(temporary) if path.suffix == ".gz" else temporary.open("rb") as content:
                         actual = hashlib.file_digest(content, "sha256").hexdigest()
-                if actual != sha256:
-                    raise DataError(f"it is another file: SHA-256 {actual[:12]}..., not {sha256[:12]}...")
+                if actual != expected:
+                    raise DataError(f"it is another file: its digest is {actual[:12]}..., not {expected[:12]}...")
             return
         except _MIRROR_FAILED as error:
             if isinstance(error, HTTPError):

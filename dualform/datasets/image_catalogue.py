@@ -1,6 +1,6 @@
 """Load image data sets by name.
 
-    NAMES                                   # mnist, fashion-mnist, digits, turned-digits
+    NAMES                                   # mnist, fashion-mnist, digits, turned-digits, cifar-10
     load("digits").train.labels
     load("mnist", data=Path("~/data"))      # looks there first
 
@@ -9,13 +9,13 @@ The digits come with scikit-learn; the others come in files, which are downloade
 
 from pathlib import Path
 
-from dualform.datasets import digits, mnist
+from dualform.datasets import cifar, digits, mnist
 from dualform.datasets.download import Progress, no_progress
 from dualform.datasets.images import ImageSet
 from dualform.errors import UnknownName
 
 _EMBEDDED = {"digits": digits.load, "turned-digits": digits.load_turned}
-NAMES = (*mnist.SOURCES, *_EMBEDDED)
+NAMES = (*mnist.SOURCES, *_EMBEDDED, cifar.NAME)
 
 
 def load(name: str, data: Path | None = None, progress: Progress = no_progress) -> ImageSet:
@@ -30,4 +30,6 @@ def load(name: str, data: Path | None = None, progress: Progress = no_progress) 
         return mnist.load(name, data, progress)
     if name in _EMBEDDED:
         return _EMBEDDED[name]()
+    if name == cifar.NAME:
+        return cifar.load(data, progress)
     raise UnknownName("data set", name, NAMES)

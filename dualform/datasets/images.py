@@ -20,7 +20,7 @@ class Split:
     """The training or the test part of a data set.
 
     Attributes:
-        raw: pixels, (n, height * width) uint8.
+        raw: pixels, (n, height * width) uint8; of colours, (n, 3 * height * width), one colour after the other.
         labels: number of the class of each image, (n,) int64.
     """
 
@@ -30,41 +30,46 @@ class Split:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A data set of grey images, in a training and a test part.
+    """A data set of images, in a training and a test part.
 
     Attributes:
         name: of the data set.
         class_names: name of each label.
-        image_shape: height and width.
+        image_shape: height and width; of images in colour 3, height and width.
         train: part to train on.
         test: part to test on.
+        note: what its users should know, if anything.
     """
 
     name: str
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int]
+    image_shape: tuple[int, ...]
     train: Split
     test: Split
+    note: str | None = None
 
 
-def standardised(raw: Tensor, by: Tensor) -> Tensor:
+def standardised(raw: Tensor, by: Tensor, channels: int = 1) -> Tensor:
     """Return pixels standardised by the mean and the standard deviation of other images.
 
         standardised(data.test.raw, by=data.train.raw)
 
-    There is one mean and one deviation for all pixels: at the border some pixels never vary, and have a deviation of 0.
+    There is one mean and one deviation for all pixels of a channel: at the border some pixels never vary, and have a
+    deviation of 0.
 
     Args:
         raw: images, (n, pixels).
         by: images whose mean and deviation are taken, usually the training set.
+        channels: how many colours there are, one after the other in a row.
 
     Returns:
         Tensor of shape (n, pixels), float32.
     """
-    reference = by.float()
-    mean, deviation = reference.mean(), reference.std()
+    reference = by.float().reshape(len(by), channels, -1)
+    mean, deviation = reference.mean(dim=(0, 2)), reference.std(dim=(0, 2))  # (channels,)
     del reference  # as large as the result
-    if not deviation > 0:
+    if not bool((deviation > 0).all()):
         raise DataError("cannot standardise by images whose pixels are all the same")
     pixels = raw.to(torch.float32, copy=True)  # changed in place, for another copy of MNIST takes 188 MB
-    return pixels.sub_(mean).div_(deviation)
+    pixels.view(len(raw), channels, -1).sub_(mean[:, None]).div_(deviation[:, None])
+    return pixels

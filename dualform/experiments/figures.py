@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -78,15 +79,15 @@ def draw(answers: AttentionTables, tasks: Sequence[Task], ends: Sequence[int], o
     """
     case, tables = answers.case, answers.tables
     names = plots.Tasks({task.name: task.class_names for task in tasks})
-    image, raw = _pictures(case.task.test.raw[case.index], case.task), training_images(tasks)
+    image, raw = pictures(case.task.test.raw[case.index], case.task.image_shape), training_images(tasks)
     shown = plots.Case(image=image, task=case.task.name, true=case.true, predicted=case.predicted, index=case.index)
     rows = [
         plots.TopImages(
             layer=layer,
             visits=visits,
-            visit_images=_pictures(raw[visits["id"]], tasks[0]),
+            visit_images=pictures(raw[visits["id"]], tasks[0].image_shape),
             images=tables["images"][layer],
-            image_images=_pictures(raw[tables["images"][layer]["id"]], tasks[0]),
+            image_images=pictures(raw[tables["images"][layer]["id"]], tasks[0].image_shape),
         )
         for layer, visits in tables["visits"].items()
     ]
@@ -109,7 +110,7 @@ def save(figure: Any, out: Path, name: str, caption: str) -> SavedFigure:
     return SavedFigure(Path(FIGURES) / f"{name}.png", caption)
 
 
-def _pictures(raw: Tensor, task: Task) -> NDArray[Any]:
-    """Return pixels as images, (..., height, width)."""
-    images: NDArray[Any] = raw.reshape(*raw.shape[:-1], *task.image_shape).numpy()
-    return images
+def pictures(raw: Tensor, image_shape: Sequence[int]) -> NDArray[Any]:
+    """Return pixels as images: (..., height, width), or (..., height, width, 3) in colour."""
+    images: NDArray[Any] = raw.reshape(*raw.shape[:-1], *image_shape).numpy()
+    return images if len(image_shape) == 2 else np.moveaxis(images, -3, -1)

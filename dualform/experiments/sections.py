@@ -8,7 +8,7 @@ from dualform.experiments.continual import most_likely
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, ImageResults
 
-_CASES = {"wrong_target": "wrong: equals target", "wrong_output": "wrong: equals output", "right": "right"}
+CASE_NAMES = {"wrong_target": "wrong: equals target", "wrong_output": "wrong: equals output", "right": "right"}
 _SETTINGS = {
     False: "These are the settings of the paper's released code, which give its numbers; its text says plain SGD.",
     True: "The network is smaller than the paper's, as its images are.",
@@ -85,7 +85,7 @@ def _table1_section(content: Mapping[str, Any]) -> Section:
     for layer, cases in content["table1"].items():
         for case, here in cases.items():
             of_paper = paper.get(layer, {}).get(case, {"mean": None, "std": None})
-            rows.append([f"{layer}, {_CASES[case]}", *_compared(here, of_paper["mean"], of_paper["std"])])
+            rows.append([f"{layer}, {CASE_NAMES[case]}", *_compared(here, of_paper["mean"], of_paper["std"])])
     text = (
         "The class with the highest total attention, taken as a classifier: how often it is the target and how "
         "often the network's output, on the inputs that the network gets wrong, and on those it gets right. Per cent."
@@ -100,7 +100,7 @@ def _variants_section(content: Mapping[str, Any]) -> Section:
             ways = (content["table1"], content["table1_valued"], content["baselines"]["nearest_mean"])
             cells = [number(way[layer][case]["mean"], way[layer][case]["std"]) for way in ways]
             constant = number(frequency[case]["mean"], frequency[case]["std"])
-            rows.append([f"{layer}, {_CASES[case]}", *cells, constant])
+            rows.append([f"{layer}, {CASE_NAMES[case]}", *cells, constant])
     text = (
         "The same with each attention weight multiplied by the size of its value, |c| ‖e‖, and two baselines that "
         "need no training history: the class whose mean is nearest to the layer's input, and always the most frequent "

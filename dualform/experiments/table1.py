@@ -65,11 +65,11 @@ def attended_classes(
     answers = spotlight.collect(
         dualform.Total(by="label", absolute=True), dualform.Total(by="label", absolute=True, valued=True)
     )
-    plain = {layer: _top_class(totals) for layer, (totals, _) in answers.items()}
-    return plain, {layer: _top_class(totals) for layer, (_, totals) in answers.items()}
+    plain = {layer: top_class(totals) for layer, (totals, _) in answers.items()}
+    return plain, {layer: top_class(totals) for layer, (_, totals) in answers.items()}
 
 
-def _top_class(totals: dualform.Table) -> Classes:
+def top_class(totals: dualform.Table) -> Classes:
     """Return the class with the highest total for each query."""
     classes = np.unique(totals["label"]).astype(np.int64)
     top: Classes = classes[totals["total"].reshape(-1, len(classes)).argmax(axis=1)]

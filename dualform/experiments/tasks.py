@@ -38,7 +38,7 @@ class Task:
 
     name: str
     class_names: tuple[str, ...]
-    image_shape: tuple[int, int]
+    image_shape: tuple[int, ...]
     train: TaskExamples
     test: TaskExamples
 

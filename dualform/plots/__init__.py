@@ -11,6 +11,7 @@ from dualform.plots.classes import attention_per_class, total_per_class
 from dualform.plots.contribution import LogitParts, contribution_figure
 from dualform.plots.images import TopImages, top_images
 from dualform.plots.matrix import attention_matrix
+from dualform.plots.places import ImagePair, PairRow, attended_places
 from dualform.plots.spotlight import LayerRow, spotlight_figure
 from dualform.plots.style import BOTH, PREDICTED, TRUE, require_matplotlib, save_pages
 from dualform.plots.subject import Case, Subject, Tasks
@@ -21,12 +22,15 @@ __all__ = [
     "PREDICTED",
     "TRUE",
     "Case",
+    "ImagePair",
     "LayerRow",
     "LogitParts",
+    "PairRow",
     "Subject",
     "Tasks",
     "TopImages",
     "accuracies",
+    "attended_places",
     "attention_matrix",
     "attention_per_class",
     "contribution_figure",

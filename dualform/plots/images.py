@@ -61,7 +61,7 @@ def top_images(case: Case, rows: Sequence[TopImages], tasks: Tasks) -> "Figure":
         width=sum(widths),
     )
     left, _, middle, _, right = body.subfigures(1, 5, width_ratios=widths, squeeze=False)[0]
-    _draw_case(left, case, tasks)
+    draw_case(left, case, tasks)
     singles = _part(middle, "per visit (as in the paper)", len(rows), counts[0])
     sums = _part(right, "summed over all visits", len(rows), counts[1])
     right.set_facecolor(PALE)
@@ -81,7 +81,8 @@ def _part(part: "SubFigure", title: str, rows: int, columns: int) -> Any:
     return part.subplots(rows, columns, squeeze=False)
 
 
-def _draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
+def draw_case(part: "SubFigure", case: Case, tasks: Tasks) -> None:
+    """Draw the test image, and below it its number and its classes."""
     part.suptitle("test image", fontsize=PANEL, fontweight="bold", color=INK)
     axes = part.add_subplot(anchor="N")
     draw_image(axes, case.image, INK)

@@ -32,7 +32,7 @@ class Subject:
     """The test image that a figure is about.
 
     Attributes:
-        image: pixels, (height, width); higher is darker.
+        image: pixels, (height, width), where higher is darker; or (height, width, 3), red, green and blue.
         predicted: class, a value of the column that totals are grouped by.
         true: class, likewise.
     """
@@ -53,7 +53,7 @@ class Case:
     """A test image of one of several tasks, and its prediction.
 
     Attributes:
-        image: pixels, (height, width); higher is darker.
+        image: pixels, (height, width), where higher is darker; or (height, width, 3), red, green and blue.
         task: name of the task.
         true: label.
         predicted: label.

@@ -7,6 +7,7 @@ import pytest
 
 from dualform.cli.reproduce import reproduce
 from dualform.experiments import plan
+from dualform.experiments.cifar import plan as cifar
 from dualform.experiments.language import plan as language
 from tests.cli.conftest import call, fails
 
@@ -18,6 +19,7 @@ QUICK = ("--dataset", "digits", "--steps", "5", "--index", "0")
 def test_the_command_knows_every_experiment() -> None:
     assert [one.name for one in reproduce.registered_commands] == [
         *plan.IMAGE_EXPERIMENTS,
+        cifar.NAME,
         *language.LANGUAGE_EXPERIMENTS,
     ]
 
@@ -27,6 +29,17 @@ def test_tables_for_people(tmp_path: Path) -> None:
     for words in ("Table 1: attention as a classifier", "layer-2, right", "nearest class mean", "exact", "index.html"):
         assert words in shown
     assert (tmp_path / "out" / "index.html").is_file()
+
+
+def test_convolutional_networks_for_people_and_for_programs(tmp_path: Path) -> None:
+    shown = call("reproduce", "cifar", *QUICK, "--out", tmp_path / "out").stdout
+    for words in ("Table 1: attention as a classifier", "output, last epoch, right", "second task muted", "exact"):
+        assert words in shown
+    again = ("--out", tmp_path / "out", "--overwrite", "--keep-run", "--json")
+    document = json.loads(call("reproduce", "cifar", *QUICK, *again).stdout)
+    assert (document["experiment"], document["dataset"], document["steps"]) == ("cifar", "digits", [5, 5])
+    run = tmp_path / "out" / "runs" / "seed-0" / "last-epoch"
+    assert "visits" in call("attend", run, "--index", 3, "--per", "id", "--layer", "output").stdout
 
 
 def test_one_document_for_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Standardising by one mean and one deviation."""
+"""Standardising by one mean and one deviation, of each colour."""
 
 import pytest
 import torch
@@ -17,6 +17,15 @@ def test_images_are_standardised_by_others() -> None:
     ink = data.train.raw.double()
     expected = (data.test.raw.double() - ink.mean()) / ink.std()
     torch.testing.assert_close(test.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_each_colour_has_a_mean_and_a_deviation_of_its_own() -> None:
+    raw = torch.randint(256, (20, 3, 5), generator=torch.Generator().manual_seed(0)) // torch.tensor([1, 2, 9])[:, None]
+    train = standardised(raw.to(torch.uint8).flatten(1), by=raw.flatten(1), channels=3).reshape(20, 3, 5)
+    for colour in range(3):
+        own = raw[:, colour].double()
+        expected = (own - own.mean()) / own.std()
+        torch.testing.assert_close(train[:, colour].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])

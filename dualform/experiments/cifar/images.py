@@ -1,0 +1,62 @@
+"""Image sets as tasks of convolutional networks: maps with channels, all of them trained on, shifted and mirrored.
+
+task = as_task(image_catalogue.load("cifar-10"))
+task.train.images                       # (50000, 3, 32, 32), each channel standardised
+first, second = halves(task)            # of the classes: 0 to 4, and 5 to 9
+"""
+
+import torch
+from torch import Tensor
+
+from dualform.datasets.images import ImageSet, Split, standardised
+from dualform.experiments.tasks import Task, TaskExamples
+
+
+def as_task(images: ImageSet) -> Task:
+    """Return a task of all images, standardised by those to train on."""
+    sides = images.image_shape
+    shape = sides if len(sides) == 3 else (1, *sides)  # (channels, height, width)
+
+    def examples(split: Split) -> TaskExamples:
+        pixels = standardised(split.raw, by=images.train.raw, channels=shape[0])
+        return TaskExamples(pixels.reshape(-1, *shape), split.raw, split.labels, first_id=0)
+
+    return Task(images.name, images.class_names, sides, examples(images.train), examples(images.test))
+
+
+def halves(task: Task) -> tuple[Task, Task]:
+    """Return two tasks, of the lower and the upper half of the classes; labels stay what they are."""
+    middle, names = len(task.class_names) // 2, task.class_names
+    low, high = (f"{part[0]} to {part[-1]}" for part in (names[:middle], names[middle:]))
+    first = _subset(task, low, task.train.labels < middle, task.test.labels < middle, first_id=0)
+    second = _subset(task, high, task.train.labels >= middle, task.test.labels >= middle, first_id=len(first.train))
+    return first, second
+
+
+def _subset(task: Task, name: str, trained: Tensor, tested: Tensor, first_id: int) -> Task:
+    parts = (
+        TaskExamples(examples.images[rows], examples.raw[rows], examples.labels[rows], start)
+        for examples, rows, start in ((task.train, trained, first_id), (task.test, tested, 0))
+    )
+    return Task(name, task.class_names, task.image_shape, *parts)
+
+
+def augmented(images: Tensor, shift: int, mirror: bool, generator: torch.Generator) -> Tensor:
+    """Return images moved by up to `shift` pixels in each direction and, half of them, mirrored.
+
+    Args:
+        images: (n, channels, height, width); what moves in from beyond the border is 0, the mean.
+        shift: in pixels.
+        mirror: whether left and right may be exchanged.
+        generator: of random numbers.
+    """
+    count, _, height, width = images.shape
+    padded = torch.nn.functional.pad(images, (shift, shift, shift, shift))
+    down, right = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
+    rows, columns = down + torch.arange(height), right + torch.arange(width)  # (n, height), (n, width)
+    if mirror:
+        turned = torch.rand(count, 1, generator=generator) < 0.5
+        columns = torch.where(turned, columns.flip(1), columns)
+    number = torch.arange(count)[:, None, None]
+    moved = padded[number, :, rows[:, :, None], columns[:, None, :]]  # (n, height, width, channels)
+    return moved.permute(0, 3, 1, 2).contiguous()
