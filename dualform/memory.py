@@ -210,7 +210,10 @@ class Memory:
         else:
             queries = model
         prepared = as_queries(self._sources.view, queries)
-        layers = {name: LayerSpotlight(self._sources, name, q, find_directions) for name, q in prepared.items()}
+        layers = {
+            name: LayerSpotlight(self._sources, name, flat, find_directions, tuple(queries[name].shape[:-1]))
+            for name, flat in prepared.items()
+        }
         return Spotlight(layers, note)
 
     def weights(self, layer: str) -> dict[str, Tensor]:

@@ -21,14 +21,15 @@ from dualform.store import Layer
 def queries_of(
     model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None
 ) -> dict[str, Tensor]:
-    """Run the model once, in eval mode and without gradients, and keep each layer's inputs.
+    """Run the model once, in eval mode and without gradients, and keep each layer's queries: (..., d_in).
 
     A layer that is called several times gets the queries of all calls, one after the other.
     """
     caught: dict[str, list[Tensor]] = defaultdict(list)
 
     def on_keys(layer: Layer, of_module: ModuleCall) -> None:
-        caught[layer.name].append(chosen_rows(kind_of(layer).queries(layer, of_module), rows))
+        queries = kind_of(layer).queries(layer, of_module).detach()
+        caught[layer.name].append(queries[:, rows] if rows is not None and queries.dim() > 2 else queries)
 
     with hooked(model, layers, on_keys), torch.no_grad():
         call(model, inputs)
@@ -37,7 +38,10 @@ def queries_of(
             "none of the recorded layers was called as a module, so that there are no queries. Call the model outside "
             "of torch.vmap and torch.func, or pass the queries themselves: memory.attend({layer: queries})"
         )
-    return {name: torch.cat(queries) for name, queries in caught.items()}
+    return {
+        name: calls[0] if len(calls) == 1 else torch.cat([queries.flatten(0, -2) for queries in calls])
+        for name, calls in caught.items()
+    }
 
 
 # Hooks see every forward pass through a model, and eval mode is the whole model's: one thread at a time.

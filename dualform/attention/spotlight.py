@@ -6,6 +6,7 @@
     layer.total(by="label")            # attention summed over groups of slots
     layer.output()                     # the layer's output, from the slots alone
     layer.contribution(3).top(10)      # the slots that add most to class 3
+    layer.per_input().top(3, per="id") # training examples, summed over all positions of both
 
 Each call reads the slots once; `collect` answers several questions in one reading. After a few queries to a
 layer, sums and a sketch of its keys are kept, and further ones read little. A question can be kept and asked
@@ -17,14 +18,18 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.attention.contribution import LayerContribution, LayerEffective
 from dualform.attention.directions import Directions, Target, as_direction
 from dualform.attention.plan import Question
+from dualform.attention.positions import position_pairs
 from dualform.attention.questions import Answers, Output
 from dualform.dual.rebuilt import output_of, sharing
 from dualform.errors import QueryError, UnknownName
+from dualform.slots import condition
 
 FindDirections = Callable[[Target], Directions]
 
@@ -34,6 +39,41 @@ class LayerSpotlight(Answers):
     """One layer's answers to all queries, by attention weights."""
 
     _find_directions: FindDirections | None  # towards classes, where the model is known
+    shape: tuple[int, ...]  # how queries were laid out: (inputs,), (inputs, tokens), (inputs, height, width)
+
+    def per_input(self) -> "LayerSpotlight":
+        """Ask about whole inputs: `layer.per_input().top(3, per="id")` sums up over all positions or tokens of each.
+
+        Attention is linear in the query, so the sum of an input's queries asks for the sum of their weights.
+
+        Returns:
+            The same layer, with one query for each input.
+        """
+        summed = self.queries.view(self.shape[0], -1, self.queries.shape[1]).sum(dim=1)
+        return LayerSpotlight(self._sources, self.name, summed, None, (len(summed),))
+
+    def position_pairs(self, number: int = 0, /, **tags: Any) -> NDArray[np.float64]:
+        """Return where attention comes from: `layer.position_pairs(0, id=7)`, for a convolution.
+
+            pairs = layer.position_pairs(0, id=7)       # (height, width, height, width)
+            pairs.sum(axis=(0, 1))                      # a heat map over the training image
+            pairs.sum(axis=(2, 3))                      # and one over the test image
+
+        Args:
+            number: Which of the test inputs, from 0.
+            tags: Which slots to sum up, as for `memory.where`; all of them, if there is none.
+
+        Returns:
+            Attention weights by position of the test input, then by position of the training inputs, summed over
+            examples and visits.
+        """
+        inputs, *positions = self.shape
+        if not 0 <= number < inputs:
+            raise QueryError(f"there are inputs 0 to {inputs - 1}, not {number}")
+        view = self._sources.view
+        selection = view.selection.narrowed(condition(view.run, tags, inverted=False)) if tags else view.selection
+        own = self.queries.view(inputs, -1, self.queries.shape[1])[number]
+        return position_pairs(view.slots(self.name), selection, own, tuple(positions))
 
     def output(self) -> Tensor:
         """Return the dual form's output, (queries, d_out): it equals the layer's output."""
