@@ -84,6 +84,12 @@ class RecordingPlan:
         return self.manifest.storage
 
     @cached_property
+    def magnified(self) -> frozenset[str]:
+        """Layers whose optimiser magnifies rounding, so that gradients have to be summed up again just as torch did."""
+        optimizers = (stepped for stepped in self.optimizers if stepped.rule and stepped.rule.magnifies_rounding)
+        return frozenset(layer.name for stepped in optimizers for layer in stepped.layers)
+
+    @cached_property
     def idle_lines(self) -> dict[str, tuple[float, ...]]:
         """The ledger lines of a step in which no parameter of a layer is stepped."""
         used = (parameter for parameter in self.manifest.parameters if parameter.trained)

@@ -70,20 +70,31 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
         residual[evidence.layer.name] = explanation.residual
     rows: dict[str, list[Rows]] = {}
     for used in passes:
-        rounded = plan.storage.values and any(capture.precision in HALF for capture in used.captures)
-        unlike = len({capture.extents for capture in used.captures}) > 1  # maps of several sizes
-        for part in _calls_apart(used) if rounded or unlike else [used]:
+        for part in _parts(plan, used):
             rows.setdefault(used.layer, []).append(_as_rows(part, plan.storage))
     accounts = step.evidence.accounts
     idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
     return StepRecord({**plan.idle_lines, **idle, **step.evidence.lines}, residual, rows, accounts)
 
 
-def _calls_apart(used: UsedPass) -> list[UsedPass]:
-    """Return each call of a pass by itself, since the gradient of each was rounded to half precision by itself."""
-    codes = call_codes((capture.precision for capture in used.captures), apart=used.apart)
-    calls = zip(used.captures, used.tags, codes, strict=True)
-    return [used._replace(captures=[capture], tags=[tags], precision=code) for capture, tags, code in calls]
+def _parts(plan: RecordingPlan, used: UsedPass) -> list[UsedPass]:
+    """Return a pass as it is stored: whole, or each call by itself, where the gradient of each matters.
+
+    It does where each was rounded to half precision by itself, and where gradients that cancel to mere rounding make
+    steps of full size, as Adam's do: torch sums up those of several calls from the last call to the first.
+    """
+    rounded = plan.storage.values and any(capture.precision in HALF for capture in used.captures)
+    if rounded:
+        codes = call_codes((capture.precision for capture in used.captures), apart=used.apart)
+    elif used.layer in plan.magnified or len({capture.extents for capture in used.captures}) > 1:
+        codes = [0] * len(used.captures)
+    else:
+        return [used]
+    calls = [
+        used._replace(captures=[capture], tags=[tags], precision=code)
+        for capture, tags, code in zip(used.captures, used.tags, codes, strict=True)
+    ]
+    return calls if rounded else calls[::-1]
 
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:
