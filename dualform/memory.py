@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dualform.attention.directions import directions
 from dualform.attention.folds import CountFold, VisitsFold
 from dualform.attention.index import Index, Sketches
+from dualform.attention.input_rows import InputRows
 from dualform.attention.plan import Sources
 from dualform.attention.queries import as_queries, queries_of
 from dualform.attention.spotlight import LayerSpotlight, Spotlight
@@ -195,26 +196,24 @@ class Memory:
             model: The model, used as it is: pass `view.model(model)` for the queries of a muted model. Or, instead of
                 a model and inputs, a dict of queries: `memory.attend({"layers.2": q})`.
             inputs: What the model is called with; a dict as keyword arguments, a tuple as positional ones.
-            rows: Which rows to take along the second dimension of queries with more than two, such as the last
-                token: `rows=-1`.
+            rows: Which rows of each input to ask about, such as the last token: `rows=-1`. Whose a row is, is found
+                out as in training, for any layout; of inputs with one row in a layer, that row is taken.
 
         Returns:
             A spotlight for each recorded layer, by its name.
         """
-        note, find_directions = None, None
-        queries: Mapping[str, Tensor]
-        if isinstance(model, nn.Module):
-            queries = queries_of(model, self._run.layers, inputs, rows)
-            note = difference(self._run, model)
-            find_directions = partial(directions, model, self._run.layers, inputs, rows)
-        else:
-            queries = model
-        prepared = as_queries(self._sources.view, queries)
+        if not isinstance(model, nn.Module):
+            prepared = as_queries(self._sources.view, model)
+            return Spotlight({name: LayerSpotlight(self._sources, name, q, None, None) for name, q in prepared.items()})
+        input_rows = InputRows(model, self._run.layers, inputs, rows)
+        prepared = as_queries(self._sources.view, queries_of(model, self._run.layers, inputs, input_rows))
+        find_directions = partial(directions, model, self._run.layers, inputs, input_rows)
+        notes = [difference(self._run, model), None if rows is None else input_rows.note]
         layers = {
-            name: LayerSpotlight(self._sources, name, flat, find_directions, tuple(queries[name].shape[:-1]))
-            for name, flat in prepared.items()
+            name: LayerSpotlight(self._sources, name, queries, find_directions, input_rows)
+            for name, queries in prepared.items()
         }
-        return Spotlight(layers, note)
+        return Spotlight(layers, "; ".join(note for note in notes if note) or None)
 
     def weights(self, layer: str) -> dict[str, Tensor]:
         """Return a layer's parameters, summed up from the initial part and the slots of this view."""

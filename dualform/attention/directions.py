@@ -5,8 +5,7 @@ inside it says how much output 3 grows with each unit, to first order.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from dualform.attention.queries import call, chosen_rows, hooked
+from dualform.attention.input_rows import InputRows, trainable
+from dualform.attention.queries import call, hooked
 from dualform.errors import QueryError
 from dualform.kinds import ModuleCall, OnErrors, kind_of
 from dualform.store import Layer
@@ -57,7 +57,7 @@ class Directions:
 
 
 def directions(
-    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None, target: Target
+    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows, target: Target
 ) -> Directions:
     """Return the gradient of the target at each query of every layer."""
     caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
@@ -72,17 +72,16 @@ def directions(
         kind, calls = kind_of(layer), caught[layer.name]
         leading = kind.leading(of_module)
         order = len(calls)
-        calls[order] = chosen_rows(torch.zeros(*leading, layer.d_out), rows)
+        calls[order] = torch.zeros(*leading, layer.d_out)
 
         def on_errors(gradient: Tensor) -> None:
-            by_slot = kind.by_slot(of_module, gradient).view(*leading, layer.d_out)
-            calls[order] = chosen_rows(by_slot, rows).cpu()
+            calls[order] = kind.by_slot(of_module, gradient).view(*leading, layer.d_out).detach().cpu()
 
         return on_errors
 
     with hooked(model, layers, on_keys) as modules:
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
-        with torch.enable_grad(), _requiring_gradients(weights):
+        with torch.enable_grad(), trainable(weights):
             output = _outputs(call(model, inputs), rows)
             classes = _classes(target, output)
             wanted = output.gather(1, classes[:, None]).sum()
@@ -95,24 +94,15 @@ def directions(
                     "no target can be followed back through re-entrant checkpointing: checkpoint with "
                     "use_reentrant=False, or pass a direction of the layer's output, a tensor of floats"
                 ) from error
-    by_layer = {name: torch.cat([calls[order] for order in sorted(calls)]) for name, calls in caught.items() if calls}
+    by_layer = {
+        name: torch.cat([rows.chosen(name, order, calls[order]).flatten(0, -2) for order in sorted(calls)])
+        for name, calls in caught.items()
+        if calls
+    }
     return Directions(classes.cpu(), by_layer, frozenset(unfollowed))
 
 
-@contextmanager
-def _requiring_gradients(weights: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Unfreeze weights for a while, since a frozen layer has no errors at its output."""
-    frozen = [weight for weight in weights if not weight.requires_grad]
-    try:
-        for weight in frozen:
-            weight.requires_grad_(True)
-        yield
-    finally:
-        for weight in frozen:
-            weight.requires_grad_(False)
-
-
-def _outputs(returned: Any, rows: int | slice | None) -> Tensor:
+def _outputs(returned: Any, rows: InputRows) -> Tensor:
     """Return the outputs (inputs, classes), out of whatever a model returns."""
     outputs = getattr(returned, "logits", returned)
     if isinstance(outputs, Mapping):
@@ -121,14 +111,14 @@ def _outputs(returned: Any, rows: int | slice | None) -> Tensor:
         outputs = outputs[0]
     if not isinstance(outputs, Tensor):
         raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(outputs).__name__}")
-    if outputs.dim() > 2 and not isinstance(rows, int):
+    if outputs.dim() > 2 and not isinstance(rows.rows, int):
         raise QueryError(
             f"the model has outputs of shape {tuple(outputs.shape)}: say whose target it is, such as rows=-1 for the "
             "last"
         )
     if outputs.dim() < 2:
         raise QueryError(f"a target needs outputs of shape (inputs, classes), not {tuple(outputs.shape)}")
-    chosen = outputs[:, rows] if outputs.dim() > 2 else outputs
+    chosen = rows.chosen_outputs(outputs, returned)
     _check_logits(chosen.detach())
     return chosen
 

@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualform.attention.input_rows import InputRows
 from dualform.errors import QueryError, UnknownName
 from dualform.kinds import ModuleCall, OnErrors, kind_of, match_modules
 from dualform.slots import View
 from dualform.store import Layer
 
 
-def queries_of(
-    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: int | slice | None
-) -> dict[str, Tensor]:
+def queries_of(model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows) -> dict[str, Tensor]:
     """Run the model once, in eval mode and without gradients, and keep each layer's queries: (..., d_in).
 
     A layer that is called several times gets the queries of all calls, one after the other.
@@ -28,8 +27,7 @@ def queries_of(
     caught: dict[str, list[Tensor]] = defaultdict(list)
 
     def on_keys(layer: Layer, of_module: ModuleCall) -> None:
-        queries = kind_of(layer).queries(layer, of_module).detach()
-        caught[layer.name].append(queries[:, rows] if rows is not None and queries.dim() > 2 else queries)
+        caught[layer.name].append(kind_of(layer).queries(layer, of_module).detach())
 
     with hooked(model, layers, on_keys), torch.no_grad():
         call(model, inputs)
@@ -38,9 +36,13 @@ def queries_of(
             "none of the recorded layers was called as a module, so that there are no queries. Call the model outside "
             "of torch.vmap and torch.func, or pass the queries themselves: memory.attend({layer: queries})"
         )
+    chosen = {
+        name: [rows.chosen(name, number, queries) for number, queries in enumerate(calls)]
+        for name, calls in caught.items()
+    }
     return {
         name: calls[0] if len(calls) == 1 else torch.cat([queries.flatten(0, -2) for queries in calls])
-        for name, calls in caught.items()
+        for name, calls in chosen.items()
     }
 
 
@@ -120,10 +122,3 @@ def call(model: nn.Module, inputs: Any) -> Any:
         if inputs is None:
             raise QueryError("memory.attend(model, inputs) needs what to call the model with, got None") from error
         raise
-
-
-def chosen_rows(queries: Tensor, rows: int | slice | None) -> Tensor:
-    """Return all rows, or those at an index of the second dimension: (rows, width)."""
-    if rows is not None and queries.dim() > 2:
-        queries = queries[:, rows]
-    return queries.detach().reshape(-1, queries.shape[-1])

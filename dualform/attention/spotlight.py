@@ -16,14 +16,17 @@ of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Ou
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from html import escape
+from math import prod
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.attention.contribution import LayerContribution, LayerEffective
 from dualform.attention.directions import Directions, Target, as_direction
+from dualform.attention.input_rows import InputRows
 from dualform.attention.plan import Question
 from dualform.attention.positions import position_pairs
 from dualform.attention.questions import Answers, Output
@@ -39,18 +42,24 @@ class LayerSpotlight(Answers):
     """One layer's answers to all queries, by attention weights."""
 
     _find_directions: FindDirections | None  # towards classes, where the model is known
-    shape: tuple[int, ...]  # how queries were laid out: (inputs,), (inputs, tokens), (inputs, height, width)
+    _rows: InputRows | None  # which input each query is of, where the model is known
 
     def per_input(self) -> "LayerSpotlight":
         """Ask about whole inputs: `layer.per_input().top(3, per="id")` sums up over all positions or tokens of each.
 
-        Attention is linear in the query, so the sum of an input's queries asks for the sum of their weights.
+        Attention is linear in the query, so the sum of an input's queries asks for the sum of their weights. Rows that
+        are no single input's, such as those of a table of positions, are in none.
 
         Returns:
             The same layer, with one query for each input.
         """
-        summed = self.queries.view(self.shape[0], -1, self.queries.shape[1]).sum(dim=1)
-        return LayerSpotlight(self._sources, self.name, summed, None, (len(summed),))
+        if self._rows is None:
+            raise QueryError("whose queries are is known only where the model is: memory.attend(model, inputs)")
+        owners = torch.from_numpy(self._rows.owners(self.name))
+        owned, inputs = owners >= 0, int(owners.max()) + 1
+        summed = self.queries.new_zeros(max(inputs, 0), self.queries.shape[1])
+        summed.index_add_(0, owners[owned], self.queries[owned])
+        return LayerSpotlight(self._sources, self.name, summed, None, None)
 
     def position_pairs(self, number: int = 0, /, **tags: Any) -> NDArray[np.float64]:
         """Return where attention comes from: `layer.position_pairs(0, id=7)`, for a convolution.
@@ -60,20 +69,29 @@ class LayerSpotlight(Answers):
             pairs.sum(axis=(2, 3))                      # and one over the test image
 
         Args:
-            number: Which of the test inputs, from 0.
+            number: Which of the test inputs, from 0; those of further calls of the layer follow.
             tags: Which slots to sum up, as for `memory.where`; all of them, if there is none.
 
         Returns:
             Attention weights by position of the test input, then by position of the training inputs, summed over
             examples and visits.
         """
-        inputs, *positions = self.shape
-        if not 0 <= number < inputs:
-            raise QueryError(f"there are inputs 0 to {inputs - 1}, not {number}")
-        view = self._sources.view
+        view, positions = self._sources.view, self._positions
+        queries = self.queries.view(-1, prod(positions), self.queries.shape[1])  # (inputs, positions, width)
+        if not 0 <= number < len(queries):
+            raise QueryError(f"there are inputs 0 to {len(queries) - 1}, not {number}")
         selection = view.selection.narrowed(condition(view.run, tags, inverted=False)) if tags else view.selection
-        own = self.queries.view(inputs, -1, self.queries.shape[1])[number]
-        return position_pairs(view.slots(self.name), selection, own, tuple(positions))
+        return position_pairs(view.slots(self.name), selection, queries[number], positions)
+
+    @property
+    def _positions(self) -> tuple[int, ...]:
+        """The positions of a map of the test inputs."""
+        geometry = self._sources.view.run.layers[self.name].keys.geometry
+        if geometry is None:
+            raise QueryError(f"layer {self.name!r} has no positions: it is no convolution, or a transposed one")
+        if self._rows is None or self._rows.rows is not None:
+            raise QueryError("pairs of positions take all rows of a model's inputs: memory.attend(model, images)")
+        return self._rows.leading(self.name)[-geometry.dimensions :]
 
     def output(self) -> Tensor:
         """Return the dual form's output, (queries, d_out): it equals the layer's output."""

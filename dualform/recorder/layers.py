@@ -22,15 +22,21 @@ _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 
 @dataclass(frozen=True)
-class RecordedLayer:
-    """A layer to be recorded."""
+class LiveLayer:
+    """A layer, and the module of a model that holds it."""
 
     name: str
     module: nn.Module
     kind: Kind
     description: Layer
-    probe: Probe
     own_names: tuple[str, ...]  # what its module calls the parameters of its trained uses
+
+
+@dataclass(frozen=True)
+class RecordedLayer(LiveLayer):
+    """A layer to be recorded."""
+
+    probe: Probe
     family: tuple[str, ...]  # the layers that share parameters with it, or with one that does; itself among them
 
     @property
@@ -213,7 +219,7 @@ def _recorded(recordable: Sequence[Candidate], layers: Sequence[Layer]) -> tuple
         own = zip(candidate.parameters, layer.uses, strict=True)
         own_names = tuple(name for name, use in own if use.trained)
         recorded.append(
-            RecordedLayer(layer.name, candidate.module, candidate.kind, layer, probe, own_names, families[layer.name])
+            RecordedLayer(layer.name, candidate.module, candidate.kind, layer, own_names, probe, families[layer.name])
         )
     return tuple(recorded)
 

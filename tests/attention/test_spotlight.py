@@ -280,7 +280,7 @@ def test_coarser_storage_stays_close(tmp_path: Path, dtype: str, tolerance: floa
 
 
 def test_html_shows_hostile_names_as_text() -> None:
-    layer = LayerSpotlight(None, "<script>", torch.ones(1, 2), None, (1,))  # type: ignore[arg-type]
+    layer = LayerSpotlight(None, "<script>", torch.ones(1, 2), None, None)  # type: ignore[arg-type]
     html = Spotlight({"<script>": layer}, note="<img src=x> & co")._repr_html_()
     assert "<script" not in html
     assert "<img" not in html

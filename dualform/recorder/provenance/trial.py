@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.kinds import ModuleCall, OnErrors, OnKeys
-from dualform.recorder.layers import RecordedLayer
+from dualform.recorder.layers import LiveLayer
 from dualform.recorder.provenance.rows import powers
 from dualform.recorder.provenance.signature import Opaque, replace, tensors
 
@@ -35,10 +35,10 @@ class BatchOfOne(Unproven):
 
 @dataclass(frozen=True)
 class Subject:
-    """What is experimented on: a call of a module, and the recorded layers in it."""
+    """What is experimented on: a call of a module, and the layers in it that are looked at."""
 
     module: nn.Module
-    layers: Sequence[RecordedLayer]
+    layers: Sequence[LiveLayer]
     arguments: Arguments
 
 
@@ -89,7 +89,7 @@ def attempt(subject: Subject, change: Callable[[Any], Any] = lambda arguments: a
     return Trial([tensor for tensor in tensors(output) if tensor.is_floating_point()], calls)
 
 
-def _noting(layer: RecordedLayer, calls: dict[Place, LayerCall]) -> OnKeys:
+def _noting(layer: LiveLayer, calls: dict[Place, LayerCall]) -> OnKeys:
     kind, numbers = layer.kind, Counter[str]()
 
     def on_keys(of_module: ModuleCall) -> OnErrors:
