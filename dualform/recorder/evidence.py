@@ -1,7 +1,7 @@
 """Gather what is known of a step before it is audited: ledger lines, gradients seen by a probe, captured passes.
 
-    view = view_gradients(layer, step)                  # just before the optimiser reads the gradients
-    view = view_gradients(layer, step, view)            # the same, unless they have changed since
+    view = view_gradients(layer)                        # just before the optimiser reads the gradients
+    view = view_gradients(layer, view)                  # the same, unless they have changed since
 
 Gradients are looked at just before the optimiser reads them, so that they come from memory once for both, and because
 some change them while they step: SGD with Nesterov's momentum and foreach does. A closure is looked at when it has made
@@ -225,7 +225,7 @@ def read_lines(stepped: RecordedOptimizer) -> dict[str, tuple[float, ...]]:
     return lines
 
 
-def view_gradients(layer: RecordedLayer, step: int, before: ViewedGradients | None = None) -> ViewedGradients:
+def view_gradients(layer: RecordedLayer, before: ViewedGradients | None = None) -> ViewedGradients:
     """Look at the gradients of a layer through its probe, unless they still are what was seen before."""
     parameters = trained_parameters(layer)
     gradients = [parameter.grad for parameter in parameters]
@@ -235,12 +235,8 @@ def view_gradients(layer: RecordedLayer, step: int, before: ViewedGradients | No
     stepped = [i for i, gradient in enumerate(gradients) if gradient is not None]
     if not stepped:
         return ViewedGradients(GradientView([], stepped, 0.0), gradients, versions)
-    known = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    for use, gradient in zip(layer.description.trained, known, strict=True):
-        if gradient.layout != torch.strided:
-            name = use.parameter.name
-            raise RecordingError(f"step {step}: the gradient of {name!r} is sparse, which is not supported")
-    with torch.no_grad():
+    with torch.no_grad():  # those of nn.Embedding(sparse=True) are sparse
+        known = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters]
         products = layer.probe.of_gradients(known)
     view = GradientView(products, stepped, _EPS.get(known[0].dtype, _EPS[torch.float32]))
     return ViewedGradients(view, gradients, versions)

@@ -262,7 +262,7 @@ class Session:
     def _look(self, stepped: RecordedOptimizer) -> None:
         """Look at the gradients that an optimiser is about to step with, and may change while it does."""
         recorded = (layer for layer in stepped.layers if layer.name in self._recorded)
-        views = {layer.name: view_gradients(layer, self._steps_taken) for layer in recorded}
+        views = {layer.name: view_gradients(layer) for layer in recorded}
         self._before = self._before._replace(views=views, gradients=self._account.gradients(stepped))
 
     def _after_step(self, stepped: RecordedOptimizer, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -272,7 +272,7 @@ class Session:
             for layer in (layer for layer in stepped.layers if layer.name in self._recorded):
                 seen = self._before.views.get(layer.name)
                 if seen is None or not self._before.final:
-                    seen = view_gradients(layer, self._steps_taken, seen)
+                    seen = view_gradients(layer, seen)
                 view = seen.view
                 passes = self._captures.take(layer.name)
                 if view.stepped:

@@ -83,8 +83,14 @@ class Snapshots:
         for index, optimizer in enumerate(self._optimizers):
             for stepped, state in optimizer.state.items():
                 for entry, value in state.items() if id(stepped) in names and isinstance(state, dict) else ():
-                    if isinstance(value, (Tensor, int, float)) and is_storable(torch.as_tensor(value)):
-                        yield f"optimizers/{index}/{names[id(stepped)]}/{entry}", torch.as_tensor(value)
+                    if isinstance(value, (Tensor, int, float)) and is_storable(tensor := _dense(value)):
+                        yield f"optimizers/{index}/{names[id(stepped)]}/{entry}", tensor
+
+
+def _dense(value: Tensor | float) -> Tensor:
+    """Return an entry of an optimiser's state as a tensor; the momentum of sparse gradients is sparse."""
+    tensor = torch.as_tensor(value)
+    return tensor.to_dense() if tensor.layout == torch.sparse_coo else tensor
 
 
 def is_storable(tensor: Tensor) -> bool:

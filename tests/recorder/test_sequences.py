@@ -295,13 +295,29 @@ def test_a_fused_lstm_is_skipped_with_what_to_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "reason"),
-    [({"max_norm": 1.0}, "max_norm"), ({"scale_grad_by_freq": True}, "scale_grad"), ({"sparse": True}, "sparse")],
+    [({"max_norm": 1.0}, "max_norm"), ({"scale_grad_by_freq": True}, "scale_grad")],
 )
 def test_embeddings_that_have_no_dual_form(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
     model = nn.Sequential(nn.Embedding(5, 3, **options), nn.Linear(3, 2))
     recorder = record(model, sgd(model), tmp_path / "run")
     assert reason in recorder.skipped["0"]
     assert recorder.layers == ["1"]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own, of Adagrad
+@pytest.mark.parametrize("optimizer", [sgd, torch.optim.Adagrad])
+def test_sparse_gradients_of_an_embedding(tmp_path: Path, optimizer: Any) -> None:
+    model = nn.Sequential(nn.EmbeddingBag(20, 4, sparse=True), nn.Linear(4, 3)).double()
+    stepped = optimizer(model.parameters()) if optimizer is torch.optim.Adagrad else optimizer(model)
+    with record(model, stepped, tmp_path / "run") as recorder:
+        for i in range(6):
+            stepped.zero_grad()
+            model(torch.randint(20, (5, 3))).square().mean().backward()
+            assert model[0].weight.grad.is_sparse  # type: ignore[union-attr]
+            stepped.step()
+            if i == 2:
+                recorder.sync()  # with a momentum that is sparse, too
+    assert_exact(tmp_path / "run", model, 6)
 
 
 def test_a_weight_that_is_used_without_its_embedding_shows(tmp_path: Path) -> None:
