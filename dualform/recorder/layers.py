@@ -1,6 +1,6 @@
 """Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -127,7 +127,7 @@ def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage)
     weight = parameters.get(next(iter(candidate.columns)))
     if weight is None:
         return "its weight is parametrised, so it is not itself trained"
-    if isinstance(weight, nn.parameter.UninitializedParameter):
+    if _is_uninitialised(weight):
         return "it has no shape yet; run the model once before recording"
     if not weight.requires_grad:
         return FROZEN
@@ -138,6 +138,10 @@ def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage)
     if any(owners.get(id(parameter), owners[id(weight)]) != owners[id(weight)] for parameter in parameters.values()):
         return "its weight and its bias belong to different optimisers"
     return None
+
+
+def _is_uninitialised(parameter: nn.Parameter | None) -> bool:
+    return isinstance(parameter, nn.parameter.UninitializedParameter)
 
 
 def _with_unrecorded_users(
@@ -153,7 +157,8 @@ def _with_unrecorded_users(
         reasons: Why those that are wanted cannot be recorded by themselves; None: they can.
         owners: The number of the optimiser that steps each parameter, by the parameter's id.
     """
-    result = {name: reason or _other_layout(name, known) for name, reason in reasons.items()}
+    layouts = _layouts(known)
+    result = {name: reason or _other_layout(known[name], layouts) for name, reason in reasons.items()}
     while True:
         left_out = [name for name in known if name not in result or result[name]]
         users = {id(p): name for name in reversed(left_out) for p in known[name].parameters.values()}
@@ -168,25 +173,34 @@ def _with_unrecorded_users(
         result |= found
 
 
-def _other_layout(name: str, known: Mapping[str, Candidate]) -> str | None:
-    """Return why a layer's parameter cannot be seen through the vectors of another layer's map; None: it can.
+Layouts = Mapping[int, Mapping[tuple[str, int], str]]  # by the parameter's id: a layer for each way to lay it out
 
-    Matrices can, transposed if need be. Kernels are laid out as their kind says; and in groups there are several maps.
-    """
-    layouts = {id(parameter): (own, layout) for own, parameter, layout in _layouts(known[name])}
-    for other in known.values():
-        for _, parameter, layout in _layouts(other):
-            own, own_layout = layouts.get(id(parameter), ("", layout))
-            if layout != own_layout:
-                return f"its {own} is also used by {other.name!r}, where it is another sort of map"
+
+def _other_layout(candidate: Candidate, layouts: Layouts) -> str | None:
+    """Return why a layer's parameter cannot be seen through the vectors of another layer's map; None: it can."""
+    for own, parameter in candidate.parameters.items():
+        for layout, other in layouts[id(parameter)].items():
+            if layout != _layout(candidate, own):
+                return f"its {own} is also used by {other!r}, where it is another sort of map"
     return None
 
 
-def _layouts(candidate: Candidate) -> Iterator[tuple[str, nn.Parameter, tuple[str, int]]]:
-    """Yield the parameters of a layer, each with its own name, and what its map is like."""
-    for own, parameter in candidate.parameters.items():
-        kind = candidate.kind.name if parameter.dim() > 2 else ""
-        yield own, parameter, (kind, 1 if candidate.columns[own] is None else candidate.groups)
+def _layouts(known: Mapping[str, Candidate]) -> Layouts:
+    layouts: dict[int, dict[tuple[str, int], str]] = {}
+    for candidate in known.values():
+        sized = {name: p for name, p in candidate.parameters.items() if not _is_uninitialised(p)}
+        for own, parameter in sized.items():
+            layouts.setdefault(id(parameter), {}).setdefault(_layout(candidate, own), candidate.name)
+    return layouts
+
+
+def _layout(candidate: Candidate, own: str) -> tuple[str, int]:
+    """Return what the map of a parameter is like: vectors fit matrices, transposed ones, too; kernels are their kind's.
+
+    Outputs that come in groups make several maps of a parameter.
+    """
+    shape = candidate.module._parameters[own].shape  # type: ignore[union-attr]
+    return candidate.kind.name if len(shape) > 2 else "", 1 if candidate.columns[own] is None else candidate.groups
 
 
 def _describe(candidate: Candidate, owners: Mapping[int, int], names: Mapping[int, str]) -> Layer:
@@ -226,11 +240,14 @@ def _recorded(recordable: Sequence[Candidate], layers: Sequence[Layer]) -> tuple
 
 def _families(layers: Iterable[Layer]) -> dict[str, tuple[str, ...]]:
     """Return for each layer all that share trained parameters with it, or with one that does."""
-    families: list[tuple[set[Parameter], list[str]]] = []
+    families: dict[str, list[str]] = {}  # by layer; the same list for all that are in it
+    users: dict[Parameter, str] = {}
     for layer in layers:
-        parameters, names = {use.parameter for use in layer.trained}, [layer.name]
-        related = [family for family in families if family[0] & parameters]
-        for family in related:
-            parameters, names = parameters | family[0], [*family[1], *names]
-        families = [*(family for family in families if family not in related), (parameters, names)]
-    return {name: tuple(names) for _, names in families for name in names}
+        family = families[layer.name] = [layer.name]
+        for parameter in (use.parameter for use in layer.trained):
+            related = families[users.setdefault(parameter, layer.name)]
+            if related is not family:
+                related += family
+                families |= dict.fromkeys(family, related)
+                family = related
+    return {name: tuple(family) for name, family in families.items()}

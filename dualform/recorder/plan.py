@@ -66,15 +66,19 @@ class RecordingPlan:
 
     @property
     def missed(self) -> str:
-        """Layers that might be expected to be recorded, and whatever is known by snapshots only; empty: there is none.
+        """Layers with a matrix that are not recorded, and whatever is known by snapshots only; empty: there is none.
 
         Norms and biases that are accounted for are in the coverage, and need no warning; nor do they where keys alone
-        are recorded, of which they have none.
+        are recorded.
         """
         unknown = self.coverage.parameters(SNAPSHOTS_ONLY) if self.storage.values else []
-        layers = {candidate.name for candidate in candidates(self.model)}
-        expected = layers | {name for parameter in unknown for name in holders(parameter)}
-        names = [name for name in self.skipped if name in expected]
+        large = {name for parameter in unknown for name in holders(parameter)}
+        matrices = {
+            candidate.name
+            for candidate in candidates(self.model)
+            if any(parameter.dim() > 1 for parameter in candidate.module.parameters())
+        } - {layer.name for layer in self.layers}
+        names = [name for name in self.skipped if name in large | matrices]
         shown = "; ".join(f"{name}: {self.skipped[name]}" for name in names[:_MAX_MISSED])
         more = f"; and {len(names) - _MAX_MISSED} more (recorder.skipped)" if len(names) > _MAX_MISSED else ""
         return f"{shown}{more}. {self.coverage}" if names else ""
