@@ -39,9 +39,9 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "a warm top(10, per='id')": Limit(59, 15),
-    "a cold top(10, per='id')": Limit(91, 19),
-    "a recorded step": Limit(45, 14),  # of which 10 in 3 say whose its rows are, 4 in 1 what no layer records
+    "a warm top(10, per='id')": Limit(62, 16),
+    "a cold top(10, per='id')": Limit(94, 20),
+    "a recorded step": Limit(49, 14),  # of which 10 in 3 say whose its rows are, 4 in 1 what no layer records
 }
 
 

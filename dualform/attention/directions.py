@@ -84,22 +84,26 @@ def directions(
         with torch.enable_grad(), trainable(weights):
             output = _outputs(call(model, inputs), rows)
             classes = _classes(target, output)
-            wanted = output.gather(1, classes[:, None]).sum()
-            try:
-                torch.autograd.grad(wanted, weights, allow_unused=True)  # leaves every .grad as it is
-            except RuntimeError as error:
-                if "use_reentrant" not in str(error):
-                    raise
-                raise QueryError(
-                    "no target can be followed back through re-entrant checkpointing: checkpoint with "
-                    "use_reentrant=False, or pass a direction of the layer's output, a tensor of floats"
-                ) from error
+            _follow_back(output.gather(1, classes[:, None]).sum(), weights)
     by_layer = {
         name: torch.cat([rows.chosen(name, order, calls[order]).flatten(0, -2) for order in sorted(calls)])
         for name, calls in caught.items()
         if calls
     }
     return Directions(classes.cpu(), by_layer, frozenset(unfollowed))
+
+
+def _follow_back(wanted: Tensor, weights: Sequence[nn.Parameter]) -> None:
+    """Let errors pass through all layers; every .grad stays as it is."""
+    try:
+        torch.autograd.grad(wanted, weights, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error):
+            raise
+        raise QueryError(
+            "no target can be followed back through re-entrant checkpointing: checkpoint with "
+            "use_reentrant=False, or pass a direction of the layer's output, a tensor of floats"
+        ) from error
 
 
 def _outputs(returned: Any, rows: InputRows) -> Tensor:

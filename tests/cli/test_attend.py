@@ -15,6 +15,7 @@ import dualform
 from dualform.companions import TRUSTED_MODELS, own_inputs
 from dualform.errors import QueryError
 from dualform.experiments import demo
+from dualform.experiments.cifar.training import CIFAR, DIGITS
 from dualform.experiments.language.network import FACTORY
 from dualform.experiments.training import PAPER, SMALL
 from tests.cli.conftest import call, fails, record
@@ -143,9 +144,10 @@ def test_attend_does_not_import_what_a_run_names(tmp_path: Path, monkeypatch: py
 
 
 def test_what_a_run_may_name_is_there() -> None:
-    assert {demo.MODEL, FACTORY, *(hparams.model for hparams in (PAPER, SMALL))} == {*TRUSTED_MODELS}
-    for named in TRUSTED_MODELS:
-        module, _, factory = named.partition(":")
+    named = {hparams.model for hparams in (PAPER, SMALL, CIFAR, DIGITS)}
+    assert {demo.MODEL, FACTORY, *named} == {*TRUSTED_MODELS}
+    for model in TRUSTED_MODELS:
+        module, _, factory = model.partition(":")
         assert callable(getattr(import_module(module), factory))
 
 

@@ -82,4 +82,4 @@ def test_muting_makes_the_gradients_of_whole_steps_once(run: Path) -> None:
     for layer in memory.layers:
         whole, kept, left_out = (view.added(layer) for view in (memory, muted, memory.where(id=3)))
         for name, total in whole.items():
-            torch.testing.assert_close(kept[name] + left_out[name], total, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(kept[name] + left_out[name], total, rtol=1e-6, atol=1e-7)  # they are float32

@@ -32,7 +32,7 @@ EXAMPLES = 9
 # What is fed by slots, and has to merge. What is fed by a replay goes from step to step and is never split.
 FOLDS = {
     "TopFold", "TotalFold", "KeySumFold", "KeyCountFold", "VisitsFold", "CountFold", "MembersFold", "ExamplesFold",
-    "SumFold", "OutputFold", "ScoresFold", "GroupWeightsFold", "CertifyFold", "RoundingFold",
+    "SumFold", "OutputFold", "ScoresFold", "GroupWeightsFold", "CertifyFold", "RoundingFold", "PositionFold",
 }  # fmt: skip
 OF_REPLAYS = {"elementwise.py", "certify_elementwise.py"}
 
@@ -79,6 +79,18 @@ def of_halves(path: Path) -> Memory:
         return record(path, torch.randn(EXAMPLES, 5), network, optimizer)
 
 
+def with_maps() -> nn.Sequential:
+    torch.manual_seed(4)
+    layers = nn.Conv1d(2, 3, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(9, 3)
+    return nn.Sequential(*layers).double()
+
+
+def of_maps(path: Path) -> Memory:
+    network = with_maps()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.5)
+    return record(path, torch.randn(EXAMPLES, 2, 2, dtype=torch.float64), network, optimizer)
+
+
 def width(memory: Memory, layer: str) -> int:
     return int(memory.summary()["layers"][layer]["d_in"])
 
@@ -97,13 +109,17 @@ def everything(memory: Memory) -> list[Any]:
         answers += contribution.collect(Top(3), Top(2, by="label"), Total("id", absolute=True))
         answers += [memory.visits(name, by="label"), memory.slots(name), memory.weights(name), layer.output()]
         answers += [shares.added(name, [group]) for group in range(len(shares.groups))]
+        if memory.summary()["layers"][name]["kind"] == "Convolution":
+            spotlight = memory.attend(with_maps(), torch.ones(2, 2, 2, dtype=torch.float64))
+            answers.append(torch.from_numpy(spotlight[name].position_pairs(1, label=[0, 2])))
     return [plain(answer) for answer in answers]
 
 
 @pytest.fixture(scope="module")
 def memories(tmp_path_factory: pytest.TempPathFactory) -> list[Memory]:
     path = tmp_path_factory.mktemp("runs")
-    return [of_vectors(path / "vectors"), of_tokens(path / "tokens"), of_halves(path / "halves")]
+    makers = {"vectors": of_vectors, "tokens": of_tokens, "halves": of_halves, "maps": of_maps}
+    return [make(path / name) for name, make in makers.items()]
 
 
 @pytest.fixture(scope="module")

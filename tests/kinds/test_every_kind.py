@@ -172,7 +172,7 @@ def others(draw: st.DrawFn, kind: str) -> Made:
     if kind == "TransposedLinear":
         return Transposed(d_in, d_out), (2, d_in)
     if kind == "TriedLinear":
-        return Plain(d_in, d_out), (2, d_in)
+        return Plain(d_in, d_out + (d_in == d_out == 1)), (2, d_in)  # one number is its own transpose
     if kind == "TriedDiagonal":
         made = draw(st.sampled_from([RootMeanSquare, ChannelsFirst, LayerScale]))
         return made(d_in + 1), (d_in + 1, 2, 3) if made is ChannelsFirst else (2, d_in + 1)

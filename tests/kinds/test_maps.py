@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from dualform import nn as dualnn
 from dualform.kinds import KINDS, Kind, Probe, candidates, kind_of, paired_with
+from dualform.kinds.keys import Grouped
 from dualform.store.schema import Layer, Parameter, Use
+from tests.kinds.test_every_kind import CASES as WHOLE_TRAININGS
+from tests.kinds.test_every_kind import Plain, Transposed
 
 SIZES = st.integers(1, 7)
 SLOTS = st.integers(1, 9)
@@ -66,7 +69,18 @@ def projections(d_in: int, d_out: int, bias: bool) -> nn.Module:
     return dualnn.MultiheadAttention(d_in, 1, bias=bias, kdim=d_out, vdim=d_out)  # one weight, or three
 
 
-MODULES = {"Linear": linear, "Embedding": embedding, "LSTM": gates, "Attention": projections}
+def transposed(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return Transposed(d_in, d_out)
+
+
+def plain(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return Plain(d_in, d_out + (d_in == d_out == 1))  # one number is its own transpose
+
+
+MODULES = {
+    "Linear": linear, "Embedding": embedding, "LSTM": gates, "Attention": projections, "TransposedLinear": transposed,
+    "TriedLinear": plain,
+}  # fmt: skip
 
 
 def torchs_lstm(module: dualnn.LSTM, queries: Tensor) -> Tensor:
@@ -146,8 +160,43 @@ def for_each(kind: str, check: Callable[[Case], None]) -> None:
 each_kind = pytest.mark.parametrize("kind", MODULES)
 
 
-def test_every_registered_kind_is_tested_here() -> None:
-    assert set(MODULES) == set(KINDS)
+def test_every_registered_kind_is_tested_here_or_in_whole_trainings() -> None:
+    assert {*MODULES, *WHOLE_TRAININGS} == {*KINDS}
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), SLOTS)
+def test_keys_in_groups_are_dense_keys_of_which_each_output_sees_some(
+    data: st.DataObject, groups: int, width: int, outputs: int, slots: int
+) -> None:
+    """The dense map of a grouped one is zero outside of its blocks; so is its gradient, once masked."""
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
+    rows, values, queries, directions = (
+        torch.randn(n, m, generator=generator, dtype=torch.float64)
+        for n, m in ((slots, groups * width), (slots, groups * outputs), (2, groups * width), (2, groups * outputs))
+    )
+    keys = Grouped(rows.unflatten(1, (groups, width)))
+    inside = torch.block_diag(*[torch.ones(outputs, width)] * groups).double()  # (d_out, d_in)
+
+    def packed(dense: Tensor) -> Tensor:
+        """The blocks of a dense map, one below the other: (..., d_out, width)."""
+        blocks = dense.unflatten(-1, (groups, width)).unflatten(-3, (groups, outputs))
+        return torch.stack([blocks[..., g, :, g, :] for g in range(groups)], dim=-3).flatten(-3, -2)
+
+    each = torch.einsum("to,ti->toi", values, rows) * inside
+    assert_close(keys.outers(values), packed(each))
+    assert_close(keys.outer(values), packed(each.sum(0)))
+    assert_close(keys.outer_squares(values), packed(each.square().sum(0)))
+    assert_close(keys.pair(queries), queries @ rows.mT)
+    assert_close(
+        keys.contributions(values, queries, directions), torch.einsum("toi,no,ni->tn", each, directions, queries)
+    )
+    vectors = torch.randn(width, 2, generator=generator, dtype=torch.float64)
+    assert_close(keys.seen(values, vectors), packed(each.sum(0)) @ vectors)
+    others = torch.randn(groups * outputs, 2, generator=generator, dtype=torch.float64)
+    assert_close(keys.seen_transposed(values, others), packed(each.sum(0)).mT @ others)
+    coefficient = torch.randn(groups * outputs, width, generator=generator, dtype=torch.float64)
+    spread = torch.cat([coefficient] * groups, dim=1) * inside
+    assert_close(keys.effective(coefficient, queries[0]), torch.einsum("oi,ti,i->to", spread, rows, queries[0]))
 
 
 @each_kind

@@ -272,7 +272,7 @@ TRANSFORMERS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")  # not with time first
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_transformers_are_recorded_but_for_their_norms(tmp_path: Path, name: str, batch_first: bool) -> None:
+def test_transformers_are_recorded_whole(tmp_path: Path, name: str, batch_first: bool) -> None:
     torch.manual_seed(0)
     model = dualform.unfuse(TRANSFORMERS[name](batch_first=batch_first, dtype=torch.float64))
     optimizer = sgd(model)
@@ -288,8 +288,7 @@ def test_transformers_are_recorded_but_for_their_norms(tmp_path: Path, name: str
             optimizer.zero_grad()
             model(*inputs()).square().mean().backward()
             optimizer.step()
-    norms = {name for name in dict(model.named_parameters()) if "norm" in name}
-    assert {*recorder.coverage.parameters("attributed")} == {*dict(model.named_parameters())} - norms
+    assert {*recorder.coverage.parameters("attributed")} == {*dict(model.named_parameters())}
     memory = assert_exact(tmp_path / "run", model, 4)
     for layer in memory.layers:
         runs = [(tag, len([*same])) for tag, same in groupby(recorded_tags(tmp_path / "run", layer))]
@@ -375,7 +374,7 @@ def test_activation_checkpointing(tmp_path: Path, use_reentrant: bool) -> None:
 def test_a_fused_attention_is_skipped_with_what_to_do(tmp_path: Path) -> None:
     model = nn.TransformerEncoderLayer(EMBED, HEADS, 6)
     recorder = record(model, sgd(model), tmp_path / "run")
-    assert recorder.layers == ["linear1", "linear2"]
+    assert recorder.layers == ["linear1", "linear2", "norm1", "norm2"]
     assert "dualform.unfuse(model)" in recorder.skipped["self_attn"]
     assert "dualform.unfuse(model)" in recorder.skipped["self_attn.out_proj"]
     with pytest.raises(RecordingError, match="dualform.unfuse"):

@@ -12,6 +12,17 @@ import dualform
 from dualform.store import Where
 
 
+class Unknown(nn.Module):
+    """y = x (1 + tanh w) + b, which is of no kind: it is not linear in w."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(size)), nn.Parameter(torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + self.weight.tanh()) + self.bias
+
+
 def batch(size: int = 6, width: int = 5) -> tuple[Tensor, Tensor]:
     return torch.randn(size, width, dtype=torch.float64), torch.randint(3, (size,))
 

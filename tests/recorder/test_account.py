@@ -14,16 +14,16 @@ from torch.testing import assert_close
 
 import dualform
 from tests.optimizers import make, options
-from tests.recorder.loops import record, sgd
+from tests.recorder.loops import Unknown, record, sgd
 
 
 class Normed(nn.Module):
-    """Norms, running statistics, a bare parameter, and one that has a gradient only now and then."""
+    """A norm, a module of no kind, a bare parameter, and one that has a gradient only now and then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.batch_norm = nn.Linear(5, 6, bias=False), nn.BatchNorm1d(6)
-        self.norm, self.last = nn.LayerNorm(6), nn.Linear(6, 3)
+        self.norm, self.last = Unknown(6), nn.Linear(6, 3)
         self.shift, self.seldom = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(3))
 
     def forward(self, inputs: Tensor, seldom: bool = False) -> Tensor:
@@ -98,9 +98,9 @@ def test_what_is_too_large_is_named_where_it_is_not_as_it_was(tmp_path: Path) ->
 
 
 def test_a_hundredth_of_the_slots_may_be_more_than_64_kb(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Embedding(10, 20_000), nn.LayerNorm(20_000), nn.Linear(20_000, 2))
+    model = nn.Sequential(nn.Embedding(10, 20_000), Unknown(20_000), nn.Linear(20_000, 2))
     optimizer = sgd(model)
-    with pytest.warns(UserWarning, match="1: LayerNorm is of no known kind"):
+    with pytest.warns(UserWarning, match="1: Unknown is of no known kind"):
         recorder = dualform.record(model, optimizer, tmp_path / "run", layers=["0", "2"]).start()
     model(torch.randint(10, (400,))).square().mean().backward()
     optimizer.step()
@@ -137,7 +137,7 @@ def test_a_run_that_goes_on_accounts_for_the_same(tmp_path: Path) -> None:
 def test_gradients_that_torch_changes_while_it_steps_are_those_it_began_with(
     tmp_path: Path, options: dict[str, bool]
 ) -> None:
-    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 3))
+    model = nn.Sequential(nn.Linear(5, 4), Unknown(4), nn.Linear(4, 3))
     recorded, other = sgd(nn.ModuleList([model[0], model[2]])), sgd(model[1], **options)
     with dualform.record(model, [recorded, other], tmp_path / "run", dtype="float32"):
         for _ in range(4):

@@ -16,7 +16,7 @@ _GROWTH = 2.1  # 2 is linear, 4 is quadratic
 
 
 class Wide(nn.Module):
-    """Many small layers, side by side, and beside them norms that no layer records."""
+    """Many small layers, side by side, and norms behind them."""
 
     def __init__(self, layers: int) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def test_layers_that_are_dropped_together_take_no_longer_than_their_number(tmp_p
                 layer.weight.grad.mul_(torch.rand(3, 3))  # type: ignore[operator, union-attr]
             with pytest.warns(UserWarning, match="goes on without"):
                 _, count = counted(optimizer.step)
-            assert recorder.layers == ["layers.0"]
+            assert [name for name in recorder.layers if name.startswith("layers")] == ["layers.0"]
         return count
 
     calls(2)

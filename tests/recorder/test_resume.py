@@ -132,7 +132,7 @@ def _momentum(training: Training) -> torch.Tensor:
     ("spoil", "message"),
     [
         (lambda t: t.model[0].weight.mul_(1.001), "layer '0': the restored '0.weight' is off by 1.0e-03 of the size"),
-        (lambda t: t.model[1].weight.add_(1), "^the restored '1.weight' is off by"),
+        (lambda t: t.model[1].weight.add_(1), "layer '1': the restored '1.weight' is off by"),
         (lambda t: t.optimizer.state.clear(), "layer '0': the optimiser's momentum_buffer of '0.bias' is missing"),
         (lambda t: _momentum(t).zero_(), "layer '3': the optimiser's momentum_buffer of '3.weight' is off by 1.0e.00"),
     ],
