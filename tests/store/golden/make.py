@@ -33,6 +33,7 @@ from dualform.store import (
     Use,
 )
 from dualform.store.chapter import Accounts
+from dualform.store.geometry import Geometry
 from dualform.store.schema import OtherParameter
 
 Array = NDArray[Any]
@@ -53,6 +54,14 @@ LSTM = Layer(
     ),
 )  # fmt: skip
 WIDE = Layer("wide", "Linear", 3, 70, KeyLayout(3), (use("wide.weight", (70, 3), (0, 3)),))  # leaves zeros out
+CONVOLUTION = Layer(
+    "conv", "Convolution", 4, 2, KeyLayout(2, geometry=Geometry((2,), (1,), (1,), (1,), (0,))),
+    (use("conv.weight", (2, 2, 2), (0, 4)), use("conv.bias", (2,), None)),
+)  # fmt: skip
+NORM = Layer(
+    "norm", "Norm", 3, 3, KeyLayout(3),
+    (replace(use("norm.weight", (3,), (0, 3)), groups=3), use("norm.bias", (3,), None)),
+)  # fmt: skip
 TAGS = {"label": "int", "task": "string", "weight": "float", "odd": "bool"}
 
 
@@ -200,6 +209,44 @@ def rest(path: Path) -> None:
     writer.close(columns(trained), "complete")
 
 
+def maps(path: Path) -> None:
+    """Four steps in two chapters of a convolution, whose input maps are stored, and a norm, where each output is a group.
+
+    A step sees a map of three or four pixels, with a zero before the first one: as many patches of two pixels each.
+    """
+    about = manifest(Storage("float32"), Optimizer("SGD", RULES["SGD"].columns), CONVOLUTION, NORM)
+    state = {f"parameters/{name}": array for name, array in initial((CONVOLUTION, NORM)).items()}
+    writer = RunWriter.begin(path, about, columns(state), 1 << 20, overwrite=False)
+    for step in range(4):
+        extent, factors = 3 + step % 2, np.ones(2)
+        pixels, errors = numbers(extent, 2, seed=step), numbers(extent, 2, seed=step + 1)
+        before = np.concatenate([np.zeros((1, 2)), pixels[:-1]])
+        patches = np.stack([before, pixels], axis=2)  # (positions, channels, taps)
+        normed, normed_errors = numbers(2, 3, seed=step), numbers(2, 3, seed=step + 2)
+        ledger = {
+            "conv.weight": sgd("conv.weight", state, np.einsum("po,pct->oct", errors, patches)),
+            "conv.bias": sgd("conv.bias", state, errors.sum(axis=0)),
+            "norm.weight": sgd("norm.weight", state, (normed * normed_errors).sum(axis=0)),
+            "norm.bias": sgd("norm.bias", state, normed_errors.sum(axis=0)),
+        }
+        passes = {
+            "conv": Rows(
+                keys=pixels.astype(np.float32), key_exponent=None, values=errors.astype(np.float32),
+                value_exponent=None, factors=factors, tags={"label": np.full(extent, step)}, may_repeat=False,
+                extents=(extent,), slots=extent,
+            ),
+            "norm": Rows(
+                keys=normed.astype(np.float32), key_exponent=None, values=normed_errors.astype(np.float32),
+                value_exponent=None, factors=factors, tags={"label": np.array([step, 1])}, may_repeat=False,
+            ),
+        }  # fmt: skip
+        record = StepRecord(ledger, {"conv": 0.0, "norm": 0.0}, {name: [one] for name, one in passes.items()})
+        writer.append(record, {"label": "int"})
+        if step == 1:
+            writer.seal(columns(state))
+    writer.close(columns(state), "complete")
+
+
 def merged(path: Path) -> None:
     """Keys summed up by position, in two chapters of one step; the run was cut off."""
     about = manifest(Storage("float32", values=False, merge="position"), Optimizer("Lion", ()), FC)
@@ -225,6 +272,7 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "merged": merged,
     "rest": rest,
     "zeros": lambda path: trained(path, "SGD", "float16", sgd, WIDE),
+    "maps": maps,
 }
 
 
@@ -234,13 +282,14 @@ def ask(path: Path) -> dict[str, Any]:
     certificate = memory.verify()
     found: dict[str, Any] = {"steps": memory.steps, "exact": certificate.ok, "tags": memory.tags, "about": memory.about}
     for name in memory.layers:
-        width = {"words": 4}.get(name, 3)
+        width = {"words": 4, "conv": 4}.get(name, 3)
         layer = memory.attend({name: torch.eye(width)[:2] * 2})[name]
         tag = memory.merged_by or "label"
         found[name] = {"top": layer.top(3, per=tag).to_dict(), "total": layer.total(by=tag).to_dict()}
         if memory.merged_by is None:
             found[name]["output"] = layer.output().tolist()
-            muted = memory.without(**({"task": "a"} if "task" in memory.tags else {"label": None})).weights(name)
+            left_out = {"task": "a"} if "task" in memory.tags else {"label": 1 if name in ("conv", "norm") else None}
+            muted = memory.without(**left_out).weights(name)
             found[name]["without"] = {parameter: weight.tolist() for parameter, weight in muted.items()}
     found["coverage"], found["notes"] = str(memory.coverage), memory.notes
     return found
