@@ -210,7 +210,7 @@ def rest(path: Path) -> None:
 
 
 def maps(path: Path) -> None:
-    """Four steps in two chapters of a convolution, whose input maps are stored, and a norm, where each output is a group.
+    """Four steps in two chapters of a convolution, whose input maps are stored, and of a norm, with groups of outputs.
 
     A step sees a map of three or four pixels, with a zero before the first one: as many patches of two pixels each.
     """
