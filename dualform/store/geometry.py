@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 NO_PIXEL = -1  # beyond the border, where there are zeros
 MODES = ("zeros", "reflect", "replicate", "circular")  # what is beyond the border of a map
 MAX_DIMENSIONS = 3
+_MAX_SIZE = 1 << 31  # pixels
 
 Sizes = tuple[int, ...]
 
@@ -54,8 +55,9 @@ class Geometry:
         whole = all(type(number) is int for some in sizes for number in some)
         alike = {len(some) for some in sizes} <= {self.dimensions} and 0 < self.dimensions <= MAX_DIMENSIONS
         if not (whole and alike and self.mode in MODES):
-            raise ValueError("its geometry is none")
-        if min((*self.kernel, *self.stride, *self.dilation)) < 1 or min((*self.before, *self.after)) < 0:
+            raise ValueError("its geometry does not say how a kernel moves")
+        positive, padding = (*self.kernel, *self.stride, *self.dilation), (*self.before, *self.after)
+        if min(positive) < 1 or min(padding) < 0 or max(*positive, *padding) >= _MAX_SIZE:
             raise ValueError("its geometry has sizes that cannot be")
 
 

@@ -138,6 +138,8 @@ def _read_use(content: Any, parameters: Mapping[str, Parameter]) -> Use:
         name, groups = entry.text("parameter"), entry.count("groups", 1)
     if columns is not None and not (len(columns) == 2 and all(type(column) is int for column in columns)):
         raise ValueError(f"the columns of a use are not two whole numbers: {columns}")
+    if columns is None and groups != 1:
+        raise ValueError(f"{groups} groups of a use without columns")
     if name not in parameters:
         raise ValueError(f"parameter {name!r} is used, and not described")
     return Use(parameters[name], None if columns is None else (columns[0], columns[1]), groups)

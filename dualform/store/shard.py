@@ -151,10 +151,13 @@ class Shard:
 
     def slots(self, layer: str) -> int:
         """Return how many slots of a layer it has."""
-        index, extents = slot_tensor(layer, "key_index"), slot_tensor(layer, "extents")
-        if extents in self:
-            return int(self[slot_tensor(layer, "pass_rows")].sum())
-        return self.length(index) if index in self else self.key_rows(layer)
+        index = slot_tensor(layer, "key_index")
+        if slot_tensor(layer, "extents") not in self:
+            return self.length(index) if index in self else self.key_rows(layer)
+        columns = [slot_tensor(layer, name) for name in ("value_mask", "values")]  # with a row for each slot
+        columns += [tag_tensor(layer, tag) for tag in self.info.tags]
+        present = [column for column in columns if column in self]
+        return self.length(present[0]) if present else int(self[slot_tensor(layer, "pass_rows")].sum())
 
     def key_rows(self, layer: str) -> int:
         """Return how many keys of a layer are stored in it."""
@@ -208,11 +211,7 @@ class Shard:
             if not whole or (slots[chosen] % prod(positions)).any():
                 raise RunError(f"{self.path} is a corrupt shard: {name} does not fit the slots")
             pixels[chosen] = slots[chosen] // prod(positions) * prod(sizes)
-        columns = [slot_tensor(layer.name, "value_mask"), *(tag_tensor(layer.name, tag) for tag in self.info.tags)]
-        if columns[0] not in self:
-            columns[0] = slot_tensor(layer.name, "values")
-        alike = all(self.length(column) == slots.sum() for column in columns if column in self)
-        if pixels.sum() != stored or not alike:
+        if pixels.sum() != stored:
             raise RunError(f"{self.path} is a corrupt shard: the maps of {layer.name} do not add up to its slots")
         self._maps[layer.name] = extents, pixels
         return extents, pixels

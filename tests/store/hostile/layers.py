@@ -71,6 +71,15 @@ def _two_parameters_of_one_name(forged: Forged) -> None:
     forged.manifest["parameters"] *= 2
 
 
+def _of_geometry(part: str, value: Any, file: str) -> Case:
+    edit = set_manifest(value, "layers", 0, "keys", "geometry", part)
+    return Case(f"{part} {value!r} of a convolution", edit, file, "maps")
+
+
+def _with_extent(forged: Forged, extent: int) -> None:
+    forged.shards[1].tensors["slots/0/extents"][:] = extent
+
+
 def _wide(forged: Forged) -> None:
     """A layer of absurd width, whose weight says nothing of most of it."""
     forged.manifest["layers"][0]["d_in"] = 2**40
@@ -129,6 +138,28 @@ LAYERS = [
     *(
         Case(f"keys {keys!r}", set_manifest(keys, "layers", 0, "keys"), MANIFEST)
         for keys in ({"width": 1, "index": False}, {"width": 2, "index": True}, {"width": 0, "index": False}, {}, None)
+    ),
+    *(
+        _of_geometry(part, value, MANIFEST)
+        for part in ("kernel", "stride", "dilation", "before", "after")
+        for value in ([0], [-1], [], [1, 1], [1.0], ["1"], [True], [10**18], [10**30], None, 1)
+        if part not in ("before", "after") or value != [0]
+    ),
+    *(
+        _of_geometry(part, value, SECOND)
+        for part in ("stride", "dilation", "before", "after")
+        for value in ([2], [3], [10**9])
+    ),
+    Case("a convolution without its geometry", set_manifest(None, "layers", 0, "keys", "geometry"), MANIFEST, "maps"),
+    Case("a border nobody knows", set_manifest("wrap", "layers", 0, "keys", "geometry", "mode"), MANIFEST, "maps"),
+    *(
+        Case(f"{groups!r} groups", set_manifest(groups, "layers", 0, "uses", 0, "groups"), MANIFEST, run)
+        for run in ("linear", "maps", "diagonal")
+        for groups in (0, -1, 5, 1.0, "1", None, 10**30)
+    ),
+    *(
+        Case(f"maps of {extent} pixels", partial(_with_extent, extent=extent), SECOND, "maps")
+        for extent in (-1, 0, 1, 3, 4, 2**31, 2**62)
     ),
     Case("no optimisers", set_manifest([], "optimizers"), MANIFEST),
     Case("an optimiser of tomorrow", set_manifest("Muon", "optimizers", 0, "kind"), MANIFEST, says="Muon"),

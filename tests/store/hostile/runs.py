@@ -88,6 +88,21 @@ def embedding(path: Path) -> None:
     _train(path, model, torch.optim.SGD(model.parameters(), lr=0.1), lambda: torch.randint(3, (2,)))
 
 
+def maps(path: Path) -> None:
+    """Stored maps of two sizes, and patches that begin before the border."""
+    torch.manual_seed(0)
+    model, sizes = nn.Sequential(nn.Conv1d(1, 1, 2, padding=1)), iter((2, 3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    _train(path, model, optimizer, lambda: torch.randn(2, 1, next(sizes)))
+
+
+def diagonal(path: Path) -> None:
+    """Outputs that see one entry of the key each."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(3))
+    _train(path, model, torch.optim.Adam(model.parameters(), lr=0.1), lambda: torch.randn(2, 3))
+
+
 def merged(path: Path) -> None:
     """Sums over all slots of one tag."""
     torch.manual_seed(0)
@@ -104,9 +119,10 @@ def keys_only(path: Path) -> None:
 
 
 def normed(path: Path) -> None:
-    """A norm that is accounted for, its running means step by step, and a frozen part that is stored once."""
+    """A number that is accounted for, running means step by step, and a frozen part that is stored once."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1), nn.Linear(1, 1).requires_grad_(False))
+    norm = nn.BatchNorm1d(1, affine=False)
+    model = nn.Sequential(nn.Linear(2, 1), norm, _Power(), nn.Linear(1, 1).requires_grad_(False))
     _train(path, model, torch.optim.Adam(model.parameters(), lr=0.1), lambda: torch.randn(2, 2))
 
 
@@ -143,7 +159,8 @@ def untagged(path: Path) -> None:
 
 
 _MADE = (
-    linear, relu, adam, adagrad, nadam, lstm, embedding, merged, keys_only, normed, untagged, halves, adam_halves
+    linear, relu, adam, adagrad, nadam, lstm, embedding, maps, diagonal, merged, keys_only, normed, untagged, halves,
+    adam_halves,
 )  # fmt: skip
 RUNS: Mapping[str, Callable[[Path], None]] = {made.__name__: made for made in _MADE}
 
@@ -158,6 +175,17 @@ class _Twice(nn.Module):
     def forward(self, given: Tensor) -> Tensor:
         output: Tensor = self.inner(given) + self.inner(given.flip(1))
         return output
+
+
+class _Power(nn.Module):
+    """Of no kind: it is not linear in its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, given: Tensor) -> Tensor:
+        return given * self.weight.exp()
 
 
 class _Last(nn.Module):
