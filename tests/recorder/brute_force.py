@@ -52,7 +52,7 @@ def _rows(module: nn.Module, inputs: Tensor) -> Tensor:
         return patches.movedim(1, -1).reshape(-1, width)
     if not inputs.is_floating_point():
         return inputs.reshape(-1, 1)
-    if getattr(module, "data_format", "") == "channels_first":
+    if isinstance(module, nn.BatchNorm2d) or getattr(module, "data_format", "") == "channels_first":
         inputs = inputs.movedim(1, -1)
     return inputs.reshape(-1, inputs.shape[-1])
 

@@ -77,9 +77,9 @@ def decoder(name: str, exclude: tuple[str, ...] = (), **options: Any) -> Case:
     return Case(_made(f"{name}ForCausalLM", f"{name}Config", **{**_DECODER, **options}), language, exclude)
 
 
-def encoder(name: str, exclude: tuple[str, ...] = (), **options: Any) -> Case:
-    make = _made(f"{name}ForSequenceClassification", f"{name}Config", **{**_ENCODER, **options})
-    return Case(make, classified, exclude)
+def encoder(name: str, exclude: tuple[str, ...] = (), head: str = "SequenceClassification", **options: Any) -> Case:
+    make = _made(f"{name}For{head}", f"{name}Config", **{**_ENCODER, **options})
+    return Case(make, language if head == "MaskedLM" else classified, exclude)
 
 
 def vision(name: str, batch: Callable[[], Batch] = images, **options: Any) -> Case:
@@ -158,5 +158,36 @@ CASES = {
     "convnext": vision(
         "ConvNext", lambda: images(32), hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], num_stages=4, image_size=32
     ),
+    "resnet": vision(
+        "ResNet", lambda: images(32), embedding_size=8, hidden_sizes=[8, 16, 24, 32], depths=[2, 2, 2, 2],
+        layer_type="basic",
+    ),
     "clip": Case(_clip, paired),
+    # with a weight that an embedding and a head share
+    "gpt2-tied": Case(_made("GPT2LMHeadModel", "GPT2Config", **{**_GPT2, "tie_word_embeddings": True}), language),
+    "llama-tied": decoder("Llama", tie_word_embeddings=True),
+    "bert-tied": encoder("Bert", head="MaskedLM"),
+    "albert-tied": encoder("Albert", head="MaskedLM", embedding_size=8),
+    "t5-tied": Case(
+        _made(
+            "T5ForConditionalGeneration", "T5Config", vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=24,
+            num_layers=2, num_heads=2, decoder_start_token_id=0,
+        ),
+        translated,
+    ),
 }  # fmt: skip
+
+# Of which less than 0.99 of the parameters is attributed: how much is, and why not more
+PARTLY = {
+    "gemma": (0.87, "its norms multiply by 1 + weight"),
+    "opt": (0.90, "positions are offset in a forward of their own"),
+    "bart": (0.78, "embeddings are scaled, and positions offset, in a forward of their own"),
+    "whisper": (0.96, "positions are looked up by slicing"),
+    "mixtral": (0.32, "its experts are bare parameters of three dimensions"),
+    "mamba": (0.87, "dt_proj and conv1d are used without being called"),
+    "deberta-v2": (0.86, "relative embeddings are used without being called"),
+    "vit": (0.98, "class token and positions are bare parameters"),
+    "deit": (0.97, "class token and positions are bare parameters"),
+    "dinov2": (0.98, "class token and positions are bare parameters"),
+    "convnext": (0.97, "layer_scale_parameter is a bare parameter"),
+}
