@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 import torch
 
-from benchmarks import growth, out_of_core, peers, queries, recording, totals
+from benchmarks import growth, out_of_core, peers, queries, recording, totals, whole_models
 from benchmarks.command import Measure, run
 from benchmarks.goals import goals
 
@@ -26,6 +26,7 @@ SCRIPTS: Mapping[str, Any] = {
     "queries": queries,
     "totals": totals,
     "recording": recording,
+    "whole_models": whole_models,
     "out_of_core": out_of_core,
     "peers": peers,
     "growth": growth,

@@ -18,18 +18,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from statistics import mean, median, quantiles
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dualform
 from benchmarks.command import run
+from benchmarks.turns import take_turns
 from dualform.datasets import image_catalogue
 from dualform.datasets.images import standardised
 from dualform.experiments.loops import epochs
@@ -109,56 +108,30 @@ def measure(data: Path | None, quick: bool) -> dict[str, Any]:
 
 
 def compare(data: Data, steps: int, dtype: str = "float16") -> dict[str, Any]:
-    """Measure plain and recorded turns; the first of each warms up and is not counted."""
-    plain_loop, recorded_loop, process = Loop.fresh(), Loop.fresh(), psutil.Process()
+    """Measure plain and recorded turns, and bytes."""
+    plain, recorded = Loop.fresh(), Loop.fresh()
     batches = list(data.batches(steps + _TURN))
-    plain, recorded, ratios, rss = [], [], [], []
+    turns = [range(first, first + _TURN) for first in range(0, len(batches), _TURN)]
     with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
         path = Path(directory) / "run"
-        before = process.memory_info().rss
-        with dualform.record(recorded_loop.model, recorded_loop.optimizer, path, dtype=dtype) as recorder:
-            for first in range(0, len(batches), _TURN):
-                turn = batches[first : first + _TURN]
-                began = perf_counter()
-                plain_steps = plain_loop.train(data, turn)
-                halfway = perf_counter()
-                recorded_steps = recorded_loop.train(data, turn, recorder)
-                _wait_for_the_writer(recorder)
-                if first:
-                    ratios.append((perf_counter() - halfway) / (halfway - began))
-                    plain += plain_steps
-                    recorded += recorded_steps
-                rss.append((process.memory_info().rss - before) / 1e6)
-            trained = perf_counter()
-        closing = (perf_counter() - trained) / len(batches) / mean(plain)
+        recorder = dualform.record(recorded.model, recorded.optimizer, path, dtype=dtype)
+        measured = take_turns(
+            recorder,
+            lambda first, last: plain.train(data, batches[first:last]),
+            lambda first, last: recorded.train(data, batches[first:last], recorder),
+            turns,
+        )
         size = dualform.load(path).summary()["bytes"]
     raw = 4 * _BATCH * len(batches) * sum(a + b for a, b in pairwise(_WIDTHS))
     return {
-        "record_overhead": median(ratios) + closing,
-        "record_overheads": sorted(ratios),
-        "closing": closing,
+        **measured,
         "bytes": size,
         "bytes_ratio": size / raw,
-        "plain_ms": _per_step(plain),
-        "recorded_ms": _per_step(recorded),
-        "rss_mb": [max(rss[: 1 + int(q * (len(rss) - 1))]) for q in (0.25, 0.5, 1.0)],
         "steps": steps,
         "dtype": dtype,
         "data": data.source,
         "threads": torch.get_num_threads(),
     }
-
-
-def _wait_for_the_writer(recorder: dualform.Recorder) -> None:
-    """Without `sync`, which would end a chapter early: a run of that many steps has its own, and no more."""
-    assert recorder._session is not None
-    recorder._session.writer.wait()
-
-
-def _per_step(times: list[float]) -> dict[str, float]:
-    """Return the fastest and the median step, and the distance between quartiles, in milliseconds."""
-    low, middle, high = quantiles(times, n=4)
-    return {"min": 1e3 * min(times), "median": 1e3 * middle, "spread": 1e3 * (high - low)}
 
 
 def report(results: dict[str, Any]) -> str:

@@ -138,6 +138,17 @@ def test_the_page_of_results_says_what_its_data_say(name: str) -> None:
         assert f"| {number(leaf['mean'], leaf['std'])} |" in page
 
 
+def test_the_page_of_the_convolutional_network_says_what_its_data_say() -> None:
+    page = (RESULTS / "cifar.md").read_text(encoding="utf-8")
+    document = json.loads((RESULTS / "cifar.json").read_text(encoding="utf-8"))
+    assert document["accuracy"]["mean"] >= 60
+    assert len(document["accuracy"]["values"]) == document["seeds"]
+    shown = [leaf for key in ("accuracy", "table1", "baselines", "continual") for leaf in leaves(document[key])]
+    assert len(shown) > 30
+    for leaf in shown:
+        assert f"| {number(leaf['mean'], leaf['std'])} |" in page
+
+
 @pytest.mark.parametrize("name", ["charlm-aesop", "wordlm-wikitext-2", "charlm-topics", "wordlm-topics"])
 def test_the_page_of_language_models_says_what_its_data_say(name: str) -> None:
     page = (RESULTS / "language.md").read_text(encoding="utf-8")

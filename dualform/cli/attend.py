@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dualform.attention.contribution import LayerContribution
+    from dualform.attention.spotlight import LayerSpotlight
     from dualform.memory import Memory
     from dualform.table import Table
 
@@ -160,8 +161,13 @@ def _ask(memory: "Memory", network: "nn.Module", index: int, row: "Tensor", requ
             contribution = spotlight[name].contribution(request.target)
             layers[name] = _LayerTables(contribution.collect(*request.tables), _LogitSum.of(contribution))
         else:
-            layers[name] = _LayerTables(spotlight[name].collect(*request.tables), None)
+            layers[name] = _LayerTables(_whole(spotlight[name]).collect(*request.tables), None)
     return _InputAnswer(index, layers)
+
+
+def _whole(layer: "LayerSpotlight") -> "LayerSpotlight":
+    """Ask about the whole input where it has many rows in a layer, such as positions of an image, or tokens."""
+    return layer if len(layer.queries) == 1 else layer.per_input()
 
 
 def _print_answer(out: "Console", answer: _InputAnswer, groups: str, top: str) -> None:

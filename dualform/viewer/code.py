@@ -84,8 +84,14 @@ def prompt_row(run: "OpenedRun", prompt: str, token: int) -> list[str]:
 
 def predicted(model: str, prompt: bool = False) -> list[str]:
     """Compute the probabilities that a model gives to its outputs, or to the next token."""
-    logits = f"{model}(row)[0][:, -1]" if prompt else f"{model}(row)"
-    return ["with torch.no_grad():", f"    probabilities = torch.softmax({logits}, dim=1)"]
+    if not prompt:
+        return ["with torch.no_grad():", f"    probabilities = torch.softmax({model}(row), dim=1)"]
+    return [
+        "with torch.no_grad():",
+        f"    output = {model}(row)",
+        "logits = output[0] if isinstance(output, tuple) else output",
+        "probabilities = torch.softmax(logits[:, -1], dim=1)",
+    ]
 
 
 def at_step(step: int) -> list[str]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from dualform import Memory, load
@@ -147,7 +148,7 @@ def _note_limits(run: OpenedRun) -> None:
         cannot["time"] = f"this run holds sums over all visits to the same {merged}: no training time"
     if run.text is not None and POSITION not in memory.tags:
         cannot["spotlight"] = f"the run has no tag {POSITION!r}: record it with recorder.tag({POSITION}=...)"
-    if run.inputs is not None and run.pictures is None:
+    if run.inputs is not None and run.pictures is None and not _are_tokens(run.inputs):
         missing["images"] = (
             "save images beside the inputs with dualform.inputs.save_inputs(run, inputs=..., images=..., "
             "training_images=...), or pass --image-shape HEIGHTxWIDTH if inputs are pixels"
@@ -157,3 +158,8 @@ def _note_limits(run: OpenedRun) -> None:
             "record with recorder.tag(id=...), the number of each training example, and save the images they are "
             "rows of with dualform.inputs.save_inputs(run, inputs=..., training_images=...)"
         )
+
+
+def _are_tokens(inputs: Inputs) -> bool:
+    """Return whether inputs are whole numbers beyond those of pixels: there are no images of such."""
+    return not inputs.inputs.is_floating_point() and inputs.inputs.dtype != torch.uint8

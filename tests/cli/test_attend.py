@@ -18,8 +18,10 @@ from dualform.experiments import demo
 from dualform.experiments.cifar.training import CIFAR, DIGITS
 from dualform.experiments.language.network import FACTORY
 from dualform.experiments.training import PAPER, SMALL
+from dualform.inputs import INPUTS, read_inputs
 from tests.cli.conftest import call, fails, record
 from tests.store.hostile.forge import Forged
+from tests.viewer.whole_models import CONVOLUTIONS, convolutional, convolutions
 
 pytestmark = pytest.mark.slow
 
@@ -60,6 +62,17 @@ def test_slots_without_a_tag_are_null_and_none(run: Path) -> None:
     assert [row["label"] for row in answer["totals"]] == [0, 1, None]
     assert {row["id"]: row["visits"] for row in answer["top"]} == dict.fromkeys((0, 1, 2, 4, 5, None), 4)
     assert "None" in call(*question).stdout
+
+
+def test_attend_asks_about_whole_images_where_a_layer_has_positions(tmp_path: Path) -> None:
+    run = convolutions(tmp_path / "run")
+    result = call("attend", run, "--model", CONVOLUTIONS.model, "--index", 3, "--per", "id", "--top", 3, "--json")
+    layers = json.loads(result.stdout)["inputs"][0]["layers"]
+    memory = dualform.load(run)
+    spotlight = memory.attend(memory.model(convolutional()), read_inputs(run / INPUTS).row(3))
+    for name in ("0", "1", "4", "5"):
+        assert layers[name]["top"] == list(spotlight[name].per_input().top(3, per="id").rows())
+    assert layers["8"]["totals"] == list(spotlight["8"].total(by="label").rows())
 
 
 def of_the_library(run: Path) -> tuple[dualform.Spotlight, torch.Tensor]:

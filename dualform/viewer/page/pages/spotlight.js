@@ -5,6 +5,7 @@ import {PendingRequests} from "viewer/core/pending_requests";
 import {inputOf} from "viewer/core/requests";
 import {state} from "viewer/core/state";
 import {chartPanels} from "viewer/panels/class_charts";
+import {missingPanel} from "viewer/panels/facts";
 import {inputPanel} from "viewer/panels/input";
 import {chosenLayer, layerPanels, perOf} from "viewer/panels/layers";
 import {muteTray} from "viewer/panels/mute_tray";
@@ -95,7 +96,14 @@ function plan(run, pending, parts) {
   });
 }
 
+/** A page that says what is missing: nothing of the run can be asked about. */
+function explain(container, run) {
+  container.replaceChildren(missingPanel(run).element);
+  return {update: () => {}, close: () => {}};
+}
+
 export function show(container, run) {
+  if (run.cannot.spotlight) return explain(container, run);
   const pending = new PendingRequests();
   const parts = {
     shownInput: inputPanel(run),

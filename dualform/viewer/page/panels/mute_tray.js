@@ -76,7 +76,8 @@ function layerTable(run, task, answer) {
   return table(head, [["all layers", answer.after], ...Object.entries(answer.layers)].map(row), {numeric: [2, 3]});
 }
 
-function slotWords({slots}) {
+/** How many slots are muted, of how many: of each layer if all are alike, else of all together. */
+export function slotWords({slots}) {
   const each = Object.values(slots);
   const alike = each.every(([muted, all]) => muted === each[0][0] && all === each[0][1]);
   if (each.length && alike) return `${number(each[0][0])} of ${number(each[0][1])} slots muted in each layer.`;

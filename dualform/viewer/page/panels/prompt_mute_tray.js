@@ -1,10 +1,10 @@
 // What a language model would expect without what is muted. It stays in sight at the foot of the page.
 import {inReport} from "viewer/core/ask";
 import {el} from "viewer/core/dom";
-import {number} from "viewer/core/format";
 import {link} from "viewer/core/highlight";
 import {clear, toggleSet, undo} from "viewer/core/mute_sets";
 import {bar, share} from "viewer/panels/expected";
+import {slotWords} from "viewer/panels/mute_tray";
 import {panel} from "viewer/panels/panel";
 import {failing, fill, nameOf, visible} from "viewer/panels/passages";
 
@@ -125,10 +125,4 @@ const legend = () =>
 function points(change) {
   const size = Math.abs(100 * change).toFixed(1);
   return `${Number(size) === 0 ? "±" : change > 0 ? "+" : "−"}${size}`;
-}
-
-function slotWords({slots}) {
-  return `${Object.entries(slots)
-    .map(([layer, [muted, all]]) => `${number(muted)} of ${number(all)} slots muted in ${layer}`)
-    .join(", ")}.`;
 }
