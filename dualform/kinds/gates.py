@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from dualform import nn as visible
 from dualform.errors import QueryError
 from dualform.kinds.base import Candidate, Kind, ModuleCall, OnErrors, OnKeys
+from dualform.kinds.ragged import Ragged
 from dualform.nn.taps import Rows, Tapped
 from dualform.store.schema import Layer
 
@@ -53,11 +54,14 @@ class Gates(Kind):
         which = next(which for which in maps if not which or f".{layer.name}".endswith(f".{which}"))
         return module.tap(which, partial(_on_tap, module, on_keys))
 
+    def leading(self, call: ModuleCall) -> tuple[int, ...]:
+        return super().leading(call) if call.context is None else Ragged.of(call.context)
+
 
 def _on_tap(module: nn.Module, on_keys: OnKeys, keys: Rows) -> OnErrors | None:
-    rows = keys.data if isinstance(keys, PackedSequence) else keys
+    rows, packed = (keys.data, keys) if isinstance(keys, PackedSequence) else (keys, None)
     # errors that never come do no harm; an empty batch has no slots
-    return on_keys(ModuleCall(module, rows, rows.dtype)) if rows.numel() else None
+    return on_keys(ModuleCall(module, rows, rows.dtype, context=packed)) if rows.numel() else None
 
 
 LSTM_GATES = Gates("LSTM", (nn.LSTM, nn.LSTMCell), (visible.LSTM, visible.LSTMCell))
