@@ -1,6 +1,6 @@
 """Replace fused PyTorch modules by ones whose linear maps can be recorded.
 
-model = dualform.nn.unfuse(model)            # every torch.nn.LSTM in it becomes a dualform.nn.LSTM
+model = dualform.nn.unfuse(model)            # every torch.nn.LSTM in it becomes a dualform.nn.LSTM, and so on
 """
 
 from dualform.nn.attention import MultiheadAttention as MultiheadAttention
