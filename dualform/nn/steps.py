@@ -69,7 +69,9 @@ class Steps:
     def last(self, states: Tensor) -> Tensor:
         """Return the state after the last step of each sequence: (batch, d), of all states (time + 1, d, batch)."""
         if self.lengths is None:
-            return states[-1].mT.contiguous()
+            return states[-1].mT.clone(
+                memory_format=torch.contiguous_format
+            )  # no view of what is needed on the way back
         return states[self.lengths, :, torch.arange(self.batch, device=states.device)]
 
     def each(self, *blocks: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -96,6 +96,19 @@ def test_keys_and_errors_are_all_of_the_gradient(kind: str, batch: tuple[int, ..
 
 
 @each_cell
+@pytest.mark.parametrize("batch", [(), (1,), (3,)])
+def test_results_may_be_changed_in_place(kind: str, batch: tuple[int, ...]) -> None:
+    inputs, found = torch.randn(*batch, 3, dtype=torch.float64), []
+    for cell in twins(kind):
+        last = cell(inputs)
+        states = last if isinstance(last, tuple) else [last]
+        own = type(cell).__module__.startswith("dualform")  # torch's refuse it
+        loss = torch.stack([(state if own else state.clone()).mul_(2).square().sum() for state in states])
+        found.append(torch.autograd.grad(loss.sum(), list(cell.parameters())))
+    assert_close(found[1], found[0])
+
+
+@each_cell
 def test_autocast_changes_nothing(kind: str) -> None:
     _, visible = twins(kind)
     inputs, states = torch.randn(5, 3, dtype=torch.float64, requires_grad=True), states_of(kind, 5, 4)

@@ -160,6 +160,19 @@ def test_unfused_it_is_the_same_object_and_says_the_same(kind: str) -> None:
 
 
 @each_kind
+@pytest.mark.parametrize("layout", ["unbatched", "batched", "packed"])
+def test_results_may_be_changed_in_place_and_gone_back_twice(kind: str, layout: str) -> None:
+    case, found = Case(kind, {"num_layers": 2}, layout, (3,)), []
+    arguments = case.arguments()
+    for module in case.modules():
+        results = case.called(module, arguments)
+        loss = torch.stack([result.mul_(2).square().sum() for result in results]).sum()
+        found += [torch.autograd.grad(loss, list(module.parameters()), retain_graph=True) for _ in range(2)]
+    assert_close(found[2], found[0])
+    assert_close(found[3], found[2], rtol=0, atol=0)
+
+
+@each_kind
 def test_copies_have_no_taps(kind: str) -> None:
     _, visible = Case(kind).modules()
     spy, inputs = Spy(), torch.randn(5, 3, 3, dtype=torch.float64)

@@ -139,6 +139,28 @@ def test_rows_are_looked_at_once(tmp_path: Path) -> None:
     assert own == len(calls) + 3
 
 
+class Backwards(Tagger):
+    """Packs the examples in another order than they came in."""
+
+    def forward(self, inputs: Tensor, lengths: Any) -> Tensor:
+        return super().forward(inputs.flip(0), lengths.flip(0)).flip(0)
+
+
+def test_sequences_that_are_no_examples_by_their_number(tmp_path: Path) -> None:
+    """What packed sequences say is not taken for granted, but looked at."""
+    model = Backwards()
+    model.rnn.bias_ih_l0.data.fill_(0.3)
+    batches = [(model.batch(n, 5), torch.tensor(n)) for n in ([5, 2, 3], [1, 4, 2], [3, 3, 3])]
+    train(model, tmp_path / "run", batches, [{"id": 10 * step + torch.arange(3)} for step in range(3)])
+    expected: dict[str, list[int]] = {}
+    for step, (inputs, lengths) in enumerate(batches):
+        of_flipped = expected_places(model, inputs, lengths.tolist())
+        for layer, places in of_flipped.items():
+            expected.setdefault(layer, []).extend(10 * step + b for b, _ in places)
+    for layer, ids in expected.items():
+        assert recorded_tags(tmp_path / "run", layer) == ids
+
+
 def test_words_that_are_all_zero_have_their_tags(tmp_path: Path) -> None:
     """Nothing comes back to a row whose output is not used, and still it is known whose it is."""
     model = Tagger(num_layers=1)
