@@ -228,12 +228,46 @@ def test_a_tagger_is_recorded_whole_and_certified(tmp_path: Path, optimizer_name
         for name, weight in memory.until(3).weights(layer).items():
             torch.testing.assert_close(weight, states[3][name], rtol=1e-9, atol=1e-9)
     inputs, lengths = model.batch([5, 3], 5), torch.tensor([5, 3])
+    for layer in memory.layers:
+        found = memory.attend(model, (inputs, lengths))[layer]
+        assert len(found.queries) == (2 * 5 if layer == "head" else 8)
     own = memory.model(model).eval()
     torch.testing.assert_close(own(inputs, lengths), model.eval()(inputs, lengths), rtol=1e-9, atol=1e-9)
+
+
+class LastState(nn.Module):
+    """A label for each sequence, from the last states of both directions."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.rnn = getattr(dualform.nn, kind)(WIDTH, HIDDEN, bidirectional=True, batch_first=True)
+        self.head = nn.Linear(2 * HIDDEN, LABELS)
+        self.double()
+
+    def forward(self, inputs: Tensor, lengths: Tensor) -> Tensor:
+        _, last = self.rnn(pack_padded_sequence(inputs, lengths, True, enforce_sorted=False))
+        hidden = last[0] if isinstance(last, tuple) else last
+        logits: Tensor = self.head(torch.cat([hidden[0], hidden[1]], dim=1))
+        return logits
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_contributions_to_packed_rows_add_up(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
+    model = LastState(kind)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    with record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(4):
+            recorder.tag(label=torch.arange(4) % LABELS)
+            optimizer.zero_grad()
+            logits = model(torch.randn(4, 5, WIDTH, dtype=torch.float64), torch.randint(1, 6, (4,)))
+            F.cross_entropy(logits, torch.arange(4) % LABELS).backward()
+            optimizer.step()
+        assert not recorder.notes
+    memory = assert_exact(tmp_path / "run", model, 4)
+    asked = memory.attend(model, (torch.randn(2, 5, WIDTH, dtype=torch.float64), torch.tensor([2, 5])))
     for layer in memory.layers:
-        asked = memory.attend(model, (inputs, lengths))[layer]
-        if layer == "head":
-            contribution = memory.attend(model, (inputs, lengths), rows=0)[layer].contribution(1)
-            found = contribution.initial() + torch.from_numpy(contribution.total()["total"].astype(np.float64))
-            torch.testing.assert_close(found, contribution.output(), rtol=1e-9, atol=1e-9)
-        assert len(asked.queries) == (2 * 5 if layer == "head" else 8)
+        contribution = asked[layer].contribution(1)
+        found = contribution.initial() + torch.from_numpy(contribution.total()["total"].astype(np.float64))
+        torch.testing.assert_close(found, contribution.output(), rtol=1e-9, atol=1e-9)
+        assert len(found) == (2 if layer == "head" else 7)
