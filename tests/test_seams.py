@@ -15,8 +15,8 @@ import pytest
 import dualform
 
 PACKAGE = Path(dualform.__file__).parent
-KINDS = ("Linear", "Embedding", "LSTM", "Attention")
-MODULES = (*KINDS, "MultiheadAttention")
+KINDS = ("Linear", "Embedding", "LSTM", "GRU", "RNN", "Attention")
+MODULES = (*KINDS, "LSTMCell", "GRUCell", "RNNCell", "MultiheadAttention")
 OF_KINDS = ("kinds/", "nn.py", "nn/", "store/schema.py")
 
 Finds = Callable[[ast.AST], bool]

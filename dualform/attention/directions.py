@@ -60,7 +60,7 @@ def directions(
     model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows, target: Target
 ) -> Directions:
     """Return the gradient of the target at each query of every layer."""
-    caught: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    caught: dict[str, dict[int, tuple[tuple[int, ...], Tensor]]] = defaultdict(dict)
     unfollowed: set[str] = set()
 
     def on_keys(layer: Layer, of_module: ModuleCall) -> OnErrors | None:
@@ -72,10 +72,10 @@ def directions(
         kind, calls = kind_of(layer), caught[layer.name]
         leading = kind.leading(of_module)
         order = len(calls)
-        calls[order] = torch.zeros(*leading, layer.d_out)
+        calls[order] = leading, torch.zeros(*leading, layer.d_out)
 
         def on_errors(gradient: Tensor) -> None:
-            calls[order] = kind.by_slot(of_module, gradient).view(*leading, layer.d_out).detach().cpu()
+            calls[order] = leading, kind.by_slot(of_module, gradient).view(*leading, layer.d_out).detach().cpu()
 
         return on_errors
 
@@ -86,7 +86,7 @@ def directions(
             classes = _classes(target, output)
             _follow_back(output.gather(1, classes[:, None]).sum(), weights)
     by_layer = {
-        name: torch.cat([rows.chosen(name, order, calls[order]).flatten(0, -2) for order in sorted(calls)])
+        name: torch.cat([rows.chosen(name, order, *calls[order]).flatten(0, -2) for order in sorted(calls)])
         for name, calls in caught.items()
         if calls
     }

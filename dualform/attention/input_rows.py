@@ -1,7 +1,7 @@
 """Tell which rows of a layer belong to which test input: the last token of each prompt, say, whatever the layout.
 
     rows = InputRows(model, layers, inputs, -1)
-    rows.chosen("fc", 0, queries)                   # of its first call, (..., d): the last row of each input
+    rows.chosen("fc", 0, leading, queries)          # of its first call, (..., d): the last row of each input
     rows.owners("fc")                               # the input that each of them belongs to
 
 Rows may be (batch, time), (time, batch) or flattened, as in training, and are told in the same way: by an experiment,
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import QueryError
-from dualform.kinds import kind_of, match_modules
+from dualform.kinds import Ragged, kind_of, match_modules
 from dualform.recorder.layers import LiveLayer
 from dualform.recorder.provenance.experiment import Findings, explore
 from dualform.recorder.provenance.layout import SHARED, Owners
@@ -40,9 +40,9 @@ class InputRows:
         self._model, self._layers, self._inputs, self.rows = model, layers, inputs, rows
         self._leading: dict[str, dict[int, Shape]] = defaultdict(dict)  # of rows, by layer and call
 
-    def chosen(self, layer: str, call: int, rows: Tensor) -> Tensor:
+    def chosen(self, layer: str, call: int, leading: Shape, rows: Tensor) -> Tensor:
         """Return the rows (..., d) of a call of a layer that are asked about; all of them, as they are, if none are."""
-        self._leading[layer][call] = leading = tuple(rows.shape[:-1])
+        self._leading[layer][call] = leading
         if self.rows is None:
             return rows
         index = self._index(self._owners(layer, call, leading), f"layer {layer!r}")
@@ -98,8 +98,11 @@ class InputRows:
             return np.zeros(prod(leading), dtype=np.int64)
         if isinstance(self._found, Findings):
             finding = self._found.layers.get((layer, call))
-            if finding is not None and finding.leading == leading:
-                return finding.owners
+            owners = None if finding is None else finding.at(leading, self._found.batch.size)
+            if owners is not None:
+                return owners
+        if isinstance(leading, Ragged):
+            return leading.examples
         return np.arange(prod(leading)) // max(prod(leading[1:]), 1)
 
     def _owners_of_outputs(self, outputs: Tensor, returned: Any) -> Owners:

@@ -24,10 +24,11 @@ def queries_of(model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows:
 
     A layer that is called several times gets the queries of all calls, one after the other.
     """
-    caught: dict[str, list[Tensor]] = defaultdict(list)
+    caught: dict[str, list[tuple[tuple[int, ...], Tensor]]] = defaultdict(list)
 
     def on_keys(layer: Layer, of_module: ModuleCall) -> None:
-        caught[layer.name].append(kind_of(layer).queries(layer, of_module).detach())
+        kind = kind_of(layer)
+        caught[layer.name].append((kind.leading(of_module), kind.queries(layer, of_module).detach()))
 
     with hooked(model, layers, on_keys), torch.no_grad():
         call(model, inputs)
@@ -37,7 +38,7 @@ def queries_of(model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows:
             "of torch.vmap and torch.func, or pass the queries themselves: memory.attend({layer: queries})"
         )
     chosen = {
-        name: [rows.chosen(name, number, queries) for number, queries in enumerate(calls)]
+        name: [rows.chosen(name, number, leading, queries) for number, (leading, queries) in enumerate(calls)]
         for name, calls in caught.items()
     }
     return {

@@ -3,6 +3,7 @@
 from dualform.kinds.base import Candidate, Kind, ModuleCall, OnErrors, OnKeys
 from dualform.kinds.keys import Keys, paired_with
 from dualform.kinds.probe import Probe
+from dualform.kinds.ragged import Ragged
 from dualform.kinds.registry import KINDS, candidates, check_kinds, kind_of, match_modules, register, unregister
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "OnErrors",
     "OnKeys",
     "Probe",
+    "Ragged",
     "candidates",
     "check_kinds",
     "kind_of",

@@ -1,50 +1,69 @@
-"""Record the gates of a dualform.nn.LSTM: all four of a layer are one map of [input, previous hidden state].
+"""Record the gates of dualform's recurrent modules, layer by layer and direction by direction.
 
-An LSTM has taps, since its gates are no tensor that a hook could see.
+Those of LSTMs and RNNs are one map of [input, previous hidden state] a layer; a GRU's are two, of either, since its
+reset gate acts on one of them. They have taps, since they are no tensors that a hook could see.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
+from dualform import nn as visible
 from dualform.errors import QueryError
-from dualform.kinds.base import Candidate, Columns, Kind, ModuleCall, OnKeys
-from dualform.nn import LSTM
+from dualform.kinds.base import Candidate, Kind, ModuleCall, OnErrors, OnKeys
+from dualform.kinds.ragged import Ragged
+from dualform.nn.taps import Rows, Tapped
 from dualform.store.schema import Layer
 
 
 class Gates(Kind):
-    """a = [weight_ih, weight_hh] [x; h] + bias_ih + bias_hh"""
+    """a = [weight_ih, weight_hh] [x; h] + bias_ih + bias_hh, or weight_ih x + bias_ih and weight_hh h + bias_hh"""
 
-    name = "LSTM"
-    may_repeat = False  # a key holds the LSTM's state, which is never the same
+    may_repeat = False  # a key holds the module's state, which is never the same
+
+    def __init__(self, name: str, fused: tuple[type[nn.Module], ...], own: tuple[type[Tapped], ...]) -> None:
+        self.name = name  # type: ignore[misc]
+        self._fused, self._own = fused, own
 
     def candidates(self, name: str, module: nn.Module, parent: nn.Module) -> Iterator[Candidate]:
-        if isinstance(module, LSTM):
-            yield from (self._layer(name, module, number) for number in range(module.num_layers))
-        elif isinstance(module, nn.LSTM):
+        if isinstance(module, self._own):
+            for which, found in module.maps().items():
+                layer = f"{name}.{which}".strip(".")
+                yield Candidate(layer, self, module, found.d_in, found.d_out, found.columns, module_name=name)
+        elif isinstance(module, self._fused):
             fused = "torch computes its gates where no hook can see them; replace it with dualform.unfuse(model)"
-            yield Candidate(name, self, module, 0, 0, {"weight_ih_l0": None}, fused)
-
-    def _layer(self, name: str, module: LSTM, number: int) -> Candidate:
-        d_input = module.hidden_size if number else module.input_size
-        d_in = d_input + module.hidden_size
-        columns: Columns = {
-            f"weight_ih_l{number}": (0, d_input), f"weight_hh_l{number}": (d_input, d_in),
-            f"bias_ih_l{number}": None, f"bias_hh_l{number}": None,
-        }  # fmt: skip
-        layer = f"{name}.l{number}".lstrip(".")
-        return Candidate(layer, self, module, d_in, 4 * module.hidden_size, columns, module_name=name)
+            first = next(name for name, _ in module.named_parameters(recurse=False))
+            yield Candidate(name, self, module, 0, 0, {first: None}, fused)
 
     def module_of(self, layer: str, modules: Mapping[str, nn.Module]) -> nn.Module | None:
-        module = modules.get(layer.rpartition(".")[0])
-        if module is not None and not isinstance(module, LSTM):
-            raise QueryError(f"layer {layer!r} was recorded from a dualform.nn.LSTM: pass dualform.unfuse(model)")
-        return module
+        name, module = layer, modules.get(layer)  # a cell of one map has no name for it
+        while name and not isinstance(module, self._fused):
+            name = name.rpartition(".")[0]
+            module = modules.get(name)
+        if isinstance(module, self._fused) and not isinstance(module, self._own):
+            own = f"dualform.nn.{type(module).__name__}"
+            raise QueryError(f"layer {layer!r} was recorded from a {own}: pass dualform.unfuse(model)")
+        return module if isinstance(module, self._own) else None
 
     def add_hooks(self, module: nn.Module, layer: Layer, on_keys: OnKeys, *, lasting: bool) -> RemovableHandle:
-        assert isinstance(module, LSTM)
-        number = int(layer.name.rpartition(".")[2].removeprefix("l"))
-        # errors that never come do no harm; an empty batch has no slots
-        return module.tap(number, lambda keys: on_keys(ModuleCall(module, keys, keys.dtype)) if keys.numel() else None)
+        assert isinstance(module, self._own)
+        maps = sorted(module.maps(), key=len, reverse=True)
+        which = next(which for which in maps if not which or f".{layer.name}".endswith(f".{which}"))
+        return module.tap(which, partial(_on_tap, module, on_keys))
+
+    def leading(self, call: ModuleCall) -> tuple[int, ...]:
+        return super().leading(call) if call.context is None else Ragged.of(call.context)
+
+
+def _on_tap(module: nn.Module, on_keys: OnKeys, keys: Rows) -> OnErrors | None:
+    rows, packed = (keys.data, keys) if isinstance(keys, PackedSequence) else (keys, None)
+    # errors that never come do no harm; an empty batch has no slots
+    return on_keys(ModuleCall(module, rows, rows.dtype, context=packed)) if rows.numel() else None
+
+
+LSTM_GATES = Gates("LSTM", (nn.LSTM, nn.LSTMCell), (visible.LSTM, visible.LSTMCell))
+GRU_GATES = Gates("GRU", (nn.GRU, nn.GRUCell), (visible.GRU, visible.GRUCell))
+RNN_GATES = Gates("RNN", (nn.RNN, nn.RNNCell), (visible.RNN, visible.RNNCell))

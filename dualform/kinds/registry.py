@@ -19,7 +19,7 @@ from dualform.kinds.base import Candidate, Kind
 from dualform.kinds.bilinear import Bilinear
 from dualform.kinds.convolution import Convolution, TransposedConvolution
 from dualform.kinds.embedding import Embedding
-from dualform.kinds.gates import Gates
+from dualform.kinds.gates import GRU_GATES, LSTM_GATES, RNN_GATES
 from dualform.kinds.linear import Linear
 from dualform.kinds.names import clean_names, named_modules, named_parameters
 from dualform.kinds.norm import Norm
@@ -28,8 +28,8 @@ from dualform.kinds.tried import TransposedLinear, TriedDiagonal, TriedLinear
 from dualform.store.schema import Layer, Manifest
 
 _OURS = (
-    Linear(), Embedding(), EmbeddingBag(), Bilinear(), Gates(), Projections(), Convolution(), TransposedConvolution(),
-    Norm(), TriedLinear(), TransposedLinear(), TriedDiagonal(),
+    Linear(), Embedding(), EmbeddingBag(), Bilinear(), LSTM_GATES, GRU_GATES, RNN_GATES, Projections(), Convolution(),
+    TransposedConvolution(), Norm(), TriedLinear(), TransposedLinear(), TriedDiagonal(),
 )  # fmt: skip
 _KINDS: dict[str, Kind] = {kind.name: kind for kind in _OURS}
 KINDS: Mapping[str, Kind] = MappingProxyType(_KINDS)  # by name; to be read only

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import RecordingError
-from dualform.recorder.provenance.layout import Layout
+from dualform.kinds import Ragged
+from dualform.recorder.provenance.layout import Layout, ranks
 from dualform.store.schema import RESERVED
 
 Array = NDArray[Any]
@@ -133,6 +134,8 @@ def _check_text(name: str, column: Array) -> None:
 
 def _spread(leading: tuple[int, ...], name: str, column: Array, layer: str) -> Array:
     shape = column.shape
+    if isinstance(leading, Ragged) and shape != leading and shape:
+        return _spread_ragged(leading, name, column, layer)
     if shape == leading:
         return column.reshape(-1)
     missing = len(leading) - len(shape)
@@ -151,6 +154,25 @@ def _spread(leading: tuple[int, ...], name: str, column: Array, layer: str) -> A
             "give one entry a row, or a scalar for all of them"
         ) from None
     return full.reshape(-1)
+
+
+def _spread_ragged(leading: Ragged, name: str, column: Array, layer: str) -> Array:
+    """Spread a tag over packed sequences: (batch,), or an entry for each place in the padded batch."""
+    if column.shape == (leading.batch,):
+        return column[leading.examples].reshape(-1)
+    sides = [side for side in (0, 1) if column.ndim == 2 and column.shape[side] == leading.batch]
+    fitting = [side for side in sides if column.shape[1 - side] == 1 or column.shape[1 - side] >= leading.time]
+    if len(fitting) != 1:
+        problem = "could be (batch, time) or (time, batch)" if fitting else "does not fit"
+        raise RecordingError(
+            f"tag {name!r} has shape {column.shape}, which {problem}: layer {layer!r} got {len(leading.examples)} rows "
+            f"of {leading.batch} packed sequences, the longest of {leading.time}: give one entry a sequence, the tag "
+            "the shape of the padded batch, or a scalar for all rows"
+        )
+    by_example = column if fitting == [0] else column.T
+    place = ranks(leading.examples) if by_example.shape[1] > 1 else np.zeros_like(leading.examples)
+    spread = by_example[leading.examples, place]
+    return spread.reshape(-1)
 
 
 def joined(calls: Sequence[Mapping[str, Array]]) -> Mapping[str, Array]:

@@ -166,3 +166,32 @@ def test_the_last_token_is_the_last_of_each_input(tmp_path: Path, batch: int, ti
 
     everything = memory.attend(model, inputs)["inner"].per_input()
     assert_close(everything.queries, (sequences + model.positions.weight.detach()).cumsum(1).sum(1))
+
+
+class Packed(nn.Module):
+    """Reads sequences of several lengths; the output is made of each one's last state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.last = dualform.nn.GRU(WIDTH, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.last(self.rnn(packed)[1][0])  # type: ignore[no-any-return]
+
+
+def test_the_last_token_of_packed_sequences_is_the_last_of_each(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, lengths = Packed().double(), torch.tensor([2, 5, 3])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "run", dtype="float64"):
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(3, TIME, WIDTH, dtype=torch.float64), lengths).square().sum().backward()
+            optimizer.step()
+    memory, inputs = dualform.load(tmp_path / "run"), torch.randn(3, TIME, WIDTH, dtype=torch.float64)
+    spotlight = memory.attend(model, (inputs, lengths), rows=-1)
+    assert spotlight.note is None
+    assert_close(spotlight["rnn.l0.ih"].queries, torch.stack([inputs[i, n - 1] for i, n in enumerate(lengths)]))
+    whole = memory.attend(model, (inputs, lengths))["rnn.l0.ih"].per_input()
+    assert_close(whole.queries, torch.stack([inputs[i, :n].sum(0) for i, n in enumerate(lengths)]))

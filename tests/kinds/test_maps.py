@@ -65,6 +65,14 @@ def gates(d_in: int, d_out: int, bias: bool) -> nn.Module:
     return dualnn.LSTM(d_in, d_out, bias=bias)
 
 
+def reset_gates(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return dualnn.GRU(d_in, d_out, bias=bias)
+
+
+def plain_recurrence(d_in: int, d_out: int, bias: bool) -> nn.Module:
+    return dualnn.RNN(d_in, d_out, bias=bias)
+
+
 def projections(d_in: int, d_out: int, bias: bool) -> nn.Module:
     return dualnn.MultiheadAttention(d_in, 1, bias=bias, kdim=d_out, vdim=d_out)  # one weight, or three
 
@@ -78,18 +86,40 @@ def plain(d_in: int, d_out: int, bias: bool) -> nn.Module:
 
 
 MODULES = {
-    "Linear": linear, "Embedding": embedding, "LSTM": gates, "Attention": projections, "TransposedLinear": transposed,
-    "TriedLinear": plain,
+    "Linear": linear, "Embedding": embedding, "LSTM": gates, "GRU": reset_gates, "RNN": plain_recurrence,
+    "Attention": projections, "TransposedLinear": transposed, "TriedLinear": plain,
 }  # fmt: skip
 
 
-def torchs_lstm(module: dualnn.LSTM, queries: Tensor) -> Tensor:
-    """What torch's own LSTM says after one step from a cell of zeros: queries are [input, hidden state]."""
-    torchs = nn.LSTM(module.input_size, module.hidden_size, bias=module.bias).double()
+def torchs_recurrence(module: nn.RNNBase, queries: Tensor) -> Tensor:
+    """What torch's own module says after one step, from a cell of zeros: queries are [input, hidden state]."""
+    lstm = isinstance(module, nn.LSTM)
+    torchs = (nn.LSTM if lstm else nn.RNN)(module.input_size, module.hidden_size, bias=module.bias).double()
     torchs.load_state_dict(module.state_dict())
     x, h = queries.split([module.input_size, module.hidden_size], dim=1)
-    output: Tensor = torchs(x[None], (h[None], torch.zeros_like(h)[None]))[0][0]
+    output: Tensor = torchs(x[None], (h[None], torch.zeros_like(h)[None]) if lstm else h[None])[0][0]
     return output
+
+
+def torchs_gru(module: nn.GRU, which: str, queries: Tensor) -> Tensor:
+    """What torch's own GRU says after one step, of an input and no state, or of no input and a state."""
+    torchs = nn.GRU(module.input_size, module.hidden_size, bias=module.bias).double()
+    torchs.load_state_dict(module.state_dict())
+    x, h = (queries.new_zeros(len(queries), size) for size in (module.input_size, module.hidden_size))
+    x, h = (queries, h) if which == "ih" else (x, queries)
+    output: Tensor = torchs(x[None], h[None])[0][0]
+    return output
+
+
+def after_the_gru(module: nn.GRU, which: str, queries: Tensor, activations: Tensor) -> Tensor:
+    """The same, given what one of the two maps makes; the other has a key of zeros."""
+    other = "hh" if which == "ih" else "ih"
+    beside = getattr(module, f"bias_{other}_l0") if module.bias else torch.zeros(activations.shape[1]).double()
+    both = activations, beside.detach().expand_as(activations)
+    u, v = (one.chunk(3, dim=1) for one in (both if which == "ih" else both[::-1]))
+    h = torch.zeros_like(u[0]) if which == "ih" else queries
+    z = (u[1] + v[1]).sigmoid()
+    return (1 - z) * (u[2] + (u[0] + v[0]).sigmoid() * v[2]).tanh() + z * h
 
 
 def torchs_projections(module: dualnn.MultiheadAttention, queries: Tensor) -> Tensor:
@@ -116,9 +146,9 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    (found,) = (one for one in candidates(nn.Sequential(module)) if one.kind.name == kind)
+    found = draw(st.sampled_from([one for one in candidates(nn.Sequential(module)) if one.kind.name == kind]))
     parameters = {name: random(*one.shape) for name, one in found.parameters.items()}
-    module.load_state_dict(parameters, strict=False)  # attention has an output layer, too
+    module.load_state_dict(parameters, strict=False)  # attention has an output layer, a GRU another map, too
     optimizers = [0, *(draw(st.sampled_from([0, 0, None])) for _ in range(len(parameters) - 1))]  # None: it is frozen
     uses = tuple(
         Use(Parameter(name, tuple(one.shape), optimizer), found.columns[name])
@@ -136,8 +166,11 @@ def cases(draw: st.DrawFn, kind: str) -> Case:
         keys = torch.eye(found.d_in).double()[rows[:, 0]]
         queries = torch.eye(found.d_in).double()
         call = lambda queries: module(queries.argmax(dim=1))  # noqa: E731
-    elif isinstance(module, dualnn.LSTM):
-        call, after = partial(torchs_lstm, module), after_the_gates
+    elif isinstance(module, dualnn.LSTM | dualnn.RNN):
+        call, after = partial(torchs_recurrence, module), after_the_gates if kind == "LSTM" else torch.tanh
+    elif isinstance(module, dualnn.GRU):
+        half = found.name.rpartition(".")[2]
+        call, after = partial(torchs_gru, module, half), partial(after_the_gru, module, half, queries)
     elif isinstance(module, dualnn.MultiheadAttention):
         call = partial(torchs_projections, module)
     values = random(slots, found.d_out)

@@ -1,15 +1,12 @@
 """dualform.nn.LSTM against torch.nn.LSTM."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
-from dualform.errors import RecordingError
 from dualform.nn import LSTM
 from tests.nn.cases import BATCH, D_IN, HIDDEN, LOSSES, TIME, States, gradients, inputs_for, states_for, twins
 
@@ -48,19 +45,6 @@ def test_gradients_at_any_size(time: int, batch: int, d_in: int, hidden: int, se
     lstm.load_state_dict(fused.state_dict())
     inputs = torch.randn(time, batch, d_in, dtype=torch.float64, requires_grad=True)
     assert_close(gradients(lstm, "all", inputs, None), gradients(fused, "all", inputs, None))
-
-
-@pytest.mark.slow
-def test_gradcheck() -> None:
-    lstm = LSTM(D_IN, HIDDEN, num_layers=2, dtype=torch.float64)
-    names = list(dict(lstm.named_parameters()))
-
-    def run(inputs: Tensor, h: Tensor, c: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        weights = dict(zip(names, parameters, strict=True))
-        output, last = torch.func.functional_call(lstm, weights, (inputs, (h, c)))
-        return (output, *last)
-
-    assert torch.autograd.gradcheck(run, (inputs_for(lstm), *states_for(lstm), *lstm.parameters()))
 
 
 def test_the_same_dropout_as_torch() -> None:
@@ -113,7 +97,9 @@ def test_what_needs_no_gradient_is_not_computed() -> None:
     output, _ = lstm(inputs_for(lstm).detach())
     assert output.grad_fn is not None
     computed: list[bool] = []
-    output.grad_fn.register_hook(lambda found, _: computed.extend(gradient is not None for gradient in found))
+    unrolled = output.grad_fn.next_functions[0][0]  # the output is a view of rows
+    assert unrolled is not None
+    unrolled.register_hook(lambda found, _: computed.extend(gradient is not None for gradient in found))
     output.sum().backward()
     inputs, _, _, *parameters = computed  # gradients of the initial states fall out of the recurrence
     assert (inputs, parameters) == (False, [True, False, False, True])
@@ -160,20 +146,6 @@ def test_state_dicts_are_interchangeable() -> None:
         target.load_state_dict(source.state_dict())
         assert list(target.state_dict()) == list(source.state_dict())
         assert_close(target(inputs), source(inputs), rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("options", "named"), [({"bidirectional": True}, "bidirectional=True"), ({"proj_size": 2}, "proj_size=2")]
-)
-def test_unsupported_options_raise(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(RecordingError, match=f"{named} is not supported; keep torch.nn.LSTM"):
-        LSTM(D_IN, HIDDEN, **options)
-
-
-def test_packed_sequences_raise() -> None:
-    packed = nn.utils.rnn.pack_sequence([torch.randn(3, D_IN), torch.randn(2, D_IN)])
-    with pytest.raises(RecordingError, match="PackedSequence.*keep torch.nn.LSTM"):
-        LSTM(D_IN, HIDDEN)(packed)
 
 
 @pytest.mark.parametrize("shape", [(TIME, BATCH, D_IN + 1), (TIME, D_IN + 1), (D_IN,), (1, TIME, BATCH, D_IN)])

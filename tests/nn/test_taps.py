@@ -27,7 +27,7 @@ def test_keys_are_the_input_and_the_previous_hidden_state() -> None:
     _, lstm = twins(num_layers=2)
     spies = [Spy(), Spy()]
     for layer, spy in enumerate(spies):
-        lstm.tap(layer, spy)
+        lstm.tap(f"l{layer}", spy)
     inputs, (h, c) = inputs_for(lstm), states_for(lstm)
     output, _ = lstm(inputs, (h, c))
     first, second = (spy.keys[0] for spy in spies)
@@ -46,7 +46,7 @@ def test_keys_and_errors_are_all_of_the_gradient(batch_first: bool, batched: boo
     _, lstm = twins(num_layers=2, batch_first=batch_first, bias=bias)
     spies = [Spy(), Spy()]
     for layer, spy in enumerate(spies):
-        lstm.tap(layer, spy)
+        lstm.tap(f"l{layer}", spy)
     inputs = inputs_for(lstm, batched)
     output, (h, c) = lstm(inputs, states_for(lstm, batched))
     LOSSES["all"](output, h, c).backward()
@@ -65,7 +65,7 @@ def test_keys_and_errors_are_all_of_the_gradient(batch_first: bool, batched: boo
 def test_the_errors_are_seen_before_the_gradients_are_there() -> None:
     _, lstm = twins()
     seen: list[Tensor | None] = []
-    lstm.tap(0, lambda keys: lambda errors: seen.append(lstm.all_weights[0][0].grad))
+    lstm.tap("l0", lambda keys: lambda errors: seen.append(lstm.all_weights[0][0].grad))
     lstm(inputs_for(lstm))[0].sum().backward()
     assert seen == [None]
 
@@ -73,7 +73,7 @@ def test_the_errors_are_seen_before_the_gradients_are_there() -> None:
 def test_keys_survive_the_next_pass() -> None:
     _, lstm = twins()
     spy = Spy()
-    lstm.tap(0, spy)
+    lstm.tap("l0", spy)
     lstm(inputs_for(lstm))
     kept = spy.keys[0].clone()
     lstm(inputs_for(lstm))
@@ -84,9 +84,9 @@ def test_keys_survive_the_next_pass() -> None:
 def test_several_taps_are_served_until_they_are_removed() -> None:
     _, lstm = twins()
     first, second, deaf = Spy(), Spy(), []
-    handle = lstm.tap(0, first)
-    lstm.tap(0, second)
-    lstm.tap(0, lambda keys: deaf.append(keys))
+    handle = lstm.tap("l0", first)
+    lstm.tap("l0", second)
+    lstm.tap("l0", lambda keys: deaf.append(keys))
     lstm(inputs_for(lstm))[0].sum().backward()
     handle.remove()
     lstm(inputs_for(lstm))[0].sum().backward()
@@ -96,7 +96,7 @@ def test_several_taps_are_served_until_they_are_removed() -> None:
 def test_without_gradients_only_keys_are_seen() -> None:
     _, lstm = twins()
     spy = Spy()
-    lstm.tap(0, spy)
+    lstm.tap("l0", spy)
     with torch.no_grad():
         lstm(inputs_for(lstm))
     lstm.requires_grad_(False)(inputs_for(lstm).detach())
@@ -108,19 +108,19 @@ def test_taps_change_no_results() -> None:
     _, lstm = twins()
     inputs = inputs_for(lstm)
     plain = lstm(inputs), gradients(lstm, "all", inputs, None)
-    lstm.tap(0, Spy())
+    lstm.tap("l0", Spy())
     assert_close((lstm(inputs), gradients(lstm, "all", inputs, None)), plain, rtol=0, atol=0)
 
 
 def test_copies_have_no_taps() -> None:
     _, lstm = twins()
     spy = Spy()
-    lstm.tap(0, spy)
+    lstm.tap("l0", spy)
     inputs = inputs_for(lstm).detach()
     for other in (copy.deepcopy(lstm), copy.copy(lstm), pickle.loads(pickle.dumps(lstm))):
         other(inputs)
         assert not spy.keys
-        other.tap(0, Spy())
+        other.tap("l0", Spy())
     expected = lstm(inputs)
     assert len(spy.keys) == 1
     assert_close(copy.deepcopy(lstm)(inputs), expected)
@@ -128,5 +128,5 @@ def test_copies_have_no_taps() -> None:
 
 
 def test_an_unknown_layer_raises() -> None:
-    with pytest.raises(UnknownName, match="no LSTM layer 2; choose from 0, 1"):
-        LSTM(D_IN, HIDDEN, 2).tap(2, Spy())
+    with pytest.raises(UnknownName, match="no map of LSTM .l2.*choose from .l0., .l1."):
+        LSTM(D_IN, HIDDEN, 2).tap("l2", Spy())

@@ -81,7 +81,7 @@ def test_unfuse_of_an_lstm_itself_keeps_hooks_and_takes_taps() -> None:
     lstm = unfuse(fused)
     assert isinstance(lstm, LSTM)
     spy = Spy()
-    lstm.tap(1, spy)
+    lstm.tap("l1", spy)
     lstm(inputs_for(lstm))[0].sum().backward()
     assert calls == [lstm]
     assert len(spy.errors) == 1
@@ -98,17 +98,13 @@ def test_unfuse_leaves_subclasses_alone() -> None:
     assert type(unfuse(model)[0]) is Own
 
 
-@pytest.mark.parametrize("options", [{"bidirectional": True}, {"proj_size": 2}])
-def test_unfuse_names_what_it_cannot_replace_and_touches_nothing(options: dict[str, Any]) -> None:
-    model = Reader(**options)
-    with pytest.raises(RecordingError, match="the LSTM 'more.0': .* is not supported"):
-        unfuse(model)
-    assert type(model.first) is nn.LSTM
-
-
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 @pytest.mark.parametrize("norm", [nn.utils.parametrizations.weight_norm, nn.utils.weight_norm])
-def test_unfuse_refuses_parametrised_weights(norm: Callable[..., nn.Module]) -> None:
-    model = nn.Sequential(nn.Identity(), norm(nn.LSTM(D_IN, HIDDEN), "weight_hh_l0"))
-    with pytest.raises(RecordingError, match="the LSTM '1': weight_hh_l0"):
+@pytest.mark.parametrize(("fused", "weight"), [(nn.LSTM, "weight_hh_l0"), (nn.GRUCell, "weight_ih")])
+def test_unfuse_refuses_parametrised_weights_and_touches_nothing(
+    norm: Callable[..., nn.Module], fused: type[nn.Module], weight: str
+) -> None:
+    model = nn.Sequential(nn.RNN(D_IN, HIDDEN), norm(fused(D_IN, HIDDEN), weight))
+    with pytest.raises(RecordingError, match=f"the {fused.__name__} '1': {weight}"):
         unfuse(model)
+    assert type(model[0]) is nn.RNN

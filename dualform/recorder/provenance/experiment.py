@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dualform.errors import RecordingError
 from dualform.recorder.layers import SEED
-from dualform.recorder.provenance.layout import SHARED, UNKNOWN, Batch, Form, Owners, forms
+from dualform.recorder.provenance.layout import PACKED, SHARED, UNKNOWN, Batch, Form, Owners, forms
 from dualform.recorder.provenance.reading import OutputAxis, Reading, find_reading, main_input
 from dualform.recorder.provenance.rows import Agreement, agreement, origins, owners_of
 from dualform.recorder.provenance.signature import replace as replace_tensors
@@ -38,6 +38,12 @@ class Finding:
     forms: frozenset[Form] = frozenset()  # that say the same; none: the rows follow no form
     moves: bool = False  # with the data: the next batch may lie differently
     incomplete: bool = False  # it could not be told of some rows, which have no owner here
+
+    def at(self, leading: tuple[int, ...], batch: int) -> Owners | None:
+        """Return the owners of rows of these dimensions; None if that is not known."""
+        if leading == self.leading or PACKED not in self.forms:
+            return self.owners if leading == self.leading else None
+        return PACKED.owners(leading, batch)  # of other lengths
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,12 @@ def _with_other_data(subject: Subject, reading: Reading, findings: Mapping[Place
     moved = {place[0] for place, call in trial.calls.items() if place not in findings and call.errors is not None}
     for place, of_place in findings.items():
         call = trial.calls.get(place)
-        if call is None or call.leading != of_place.leading:
+        before = None if call is None else of_place.at(call.leading, reading.batch.size)
+        if call is None or before is None:
             moved.add(place[0])
         elif call.errors is None or bool(call.errors.isfinite().all()):
-            both = (owners[place] >= 0) & (of_place.owners >= 0)
-            moved |= {place[0]} if (owners[place] != of_place.owners)[both].any() else set()
+            both = (owners[place] >= 0) & (before >= 0)
+            moved |= {place[0]} if (owners[place] != before)[both].any() else set()
     return {
         place: replace(of_place, moves=True) if place[0] in moved else of_place for place, of_place in findings.items()
     }
@@ -179,7 +186,7 @@ def _known(call: LayerCall, owners: Owners, moves: bool) -> Finding:
 
 def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: Reading) -> Finding:
     """Fill in rows without an error by a form that fits the others, and see whether keys agree with it."""
-    if other is None or other.leading != call.leading:
+    if other is None or tuple(other.leading) != tuple(call.leading):
         return _known(call, owners, moves=True)
     known = owners != UNKNOWN
     fitting: dict[bytes, list[tuple[Form, Owners]]] = {}  # forms that say the same are together
@@ -189,7 +196,10 @@ def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: R
     if not fitting:
         moves = _agreement(call, other, owners, reading) is not Agreement.YES
         return _known(call, owners, moves=moves)
-    verdicts = {same[0][1].tobytes(): _agreement(call, other, same[0][1], reading) for same in fitting.values()}
+    verdicts = {
+        filled.tobytes(): _agreement(call, other, filled, reading, form.owners(other.leading, reading.batch.size))
+        for ((form, filled), *_) in fitting.values()
+    }
     best = [same for place, same in fitting.items() if verdicts[place] is Agreement.YES] or [
         same for place, same in fitting.items() if verdicts[place] is Agreement.MAYBE
     ]
@@ -203,9 +213,11 @@ def _settle(call: LayerCall, owners: Owners, other: LayerCall | None, reading: R
     return Finding(call.leading, same[0][1], frozenset(form for form, _ in same), not best, incomplete=guessed)
 
 
-def _agreement(call: LayerCall, other: LayerCall, owners: Owners, reading: Reading) -> Agreement:
+def _agreement(
+    call: LayerCall, other: LayerCall, owners: Owners, reading: Reading, after: Owners | None = None
+) -> Agreement:
     """Return whether keys have moved with their owners; those of shared rows may have changed in any way."""
-    origin, owned = origins(owners, reading.order), owners >= 0
+    origin, owned = origins(owners, reading.order, after), owners >= 0
     if origin is None:
         return Agreement.NO
     if owned.any():

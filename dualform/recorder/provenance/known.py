@@ -13,6 +13,7 @@ from dataclasses import replace as replace_field
 from typing import Any
 
 from dualform.errors import RecordingError
+from dualform.kinds import Ragged
 from dualform.recorder.provenance.experiment import Finding, Findings
 from dualform.recorder.provenance.layout import Batch, Form, Layout, Owners
 from dualform.recorder.provenance.signature import tensors
@@ -43,6 +44,9 @@ class Known:
         """Return whose the rows of a layer's call are; None if that cannot be known beforehand."""
         if place[0] in self.moving:
             return None
+        if isinstance(leading, Ragged):  # of other lengths in each batch
+            owners = self._owners(place, leading)
+            return None if owners is None or self.batch is None else Layout(self.batch, leading, owners)
         key = place, leading
         if key not in self.layouts:
             owners = self._owners(place, leading)
@@ -71,7 +75,7 @@ class Known:
         assert self.batch is not None
         if self.findings is not None:
             finding = self.findings.layers.get(place)
-            return finding.owners if finding is not None and finding.leading == leading else None
+            return None if finding is None else finding.at(leading, self.batch.size)
         filled = [form.owners(leading, self.batch.size) for form in self.forms.get(place[0], ())]
         first = next((owners for owners in filled if owners is not None), None)
         agreed = first is not None and all(owners is None or (owners == first).all() for owners in filled)

@@ -7,6 +7,7 @@ Most owners follow from the row's number i by a form that holds for batches of e
     blocks      i // m: the rows of an example are together
     cycle       i % B: the examples come in turns
     stride C    (i // C) % B
+    packed      the number of the sequence, which packed sequences tell of each row
     shared      no row has an owner
 
 `B` is the number of examples. Arrays here are numpy's, (rows,).
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import RecordingError
+from dualform.kinds import Ragged
 
 Array = NDArray[Any]
 Owners = NDArray[np.int64]
@@ -33,7 +35,7 @@ UNKNOWN = -2
 class Form(NamedTuple):
     """How owners follow from the numbers of the rows."""
 
-    name: Literal["axis", "blocks", "cycle", "stride", "shared"]
+    name: Literal["axis", "blocks", "cycle", "stride", "packed", "shared"]
     number: int = 0  # of the axis, or C
 
     def owners(self, leading: tuple[int, ...], batch: int) -> Owners | None:
@@ -41,6 +43,8 @@ class Form(NamedTuple):
         rows = prod(leading)
         if self.name == "shared":
             return np.full(rows, SHARED)
+        if self.name == "packed":
+            return leading.examples if isinstance(leading, Ragged) and leading.batch == batch else None
         if self.name == "axis":
             fits, stride = leading[self.number : self.number + 1] == (batch,), prod(leading[self.number + 1 :])
         else:
@@ -50,13 +54,16 @@ class Form(NamedTuple):
         return np.arange(rows) // stride % batch if fits else None
 
 
+PACKED = Form("packed")
+
+
 def forms(leading: tuple[int, ...], batch: int) -> Iterator[tuple[Form, Owners]]:
     """Yield every form that fits rows of these dimensions, with its owners."""
     per_example = prod(leading) // batch
     strides = [stride for stride in range(2, per_example) if per_example % stride == 0] if len(leading) == 1 else []
     candidates = [
         *(Form("axis", axis) for axis in range(len(leading))),
-        Form("blocks"), Form("cycle"), *(Form("stride", stride) for stride in strides), Form("shared"),
+        PACKED, Form("blocks"), Form("cycle"), *(Form("stride", stride) for stride in strides), Form("shared"),
     ]  # fmt: skip
     for form in candidates:
         owners = form.owners(leading, batch)
@@ -121,7 +128,8 @@ class Layout:
                 f"tag {name!r} of shape {column.shape} could go with several dimensions of {self.batch.shape[:2]} in "
                 f"layer {layer!r}: give it 2 dimensions, such as (batch, 1) or (1, batch)"
             )
-        if entries.shape[1] not in (1, self._rows_per_example):
+        ends_early = isinstance(self.leading, Ragged) and entries.shape[1] >= self.leading.time  # the rest is padding
+        if entries.shape[1] not in (1, self._rows_per_example) and not ends_early:
             return _masked(np.zeros(len(self.owners), dtype=column.dtype), np.ones(len(self.owners), dtype=bool))
         example = np.maximum(self.owners, 0) if len(entries) > 1 else np.zeros_like(self.owners)
         rank = self._ranks if entries.shape[1] > 1 else np.zeros_like(self.owners)

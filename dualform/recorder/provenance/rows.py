@@ -43,11 +43,16 @@ def powers(first: Tensor, scaled: Tensor, most: int) -> NDArray[np.int64]:
     return _array(torch.where(nothing, NO_ERROR, shown)[:, 0].long())
 
 
-def origins(owners: Owners, order: Owners) -> Owners | None:
+def origins(owners: Owners, order: Owners, after: Owners | None = None) -> Owners | None:
     """Return where each row comes from, after example `order[b]` has taken the place of example b: (rows,).
 
     Rows are told apart by their owner, and their rank among its rows. Rows without an owner stay; None if an example
     has other rows than the one whose place it takes.
+
+    Args:
+        owners: Of the rows before.
+        order: Which example has taken the place of each.
+        after: Whose place each row is in afterwards; None: the same as before.
     """
     owned, rank = owners >= 0, ranks(owners)
     if not owned.any():
@@ -55,7 +60,10 @@ def origins(owners: Owners, order: Owners) -> Owners | None:
     places = np.full((len(order), int(rank[owned].max()) + 1), -1)
     places[owners[owned], rank[owned]] = np.flatnonzero(owned)
     origin = np.arange(len(owners))
-    origin[owned] = places[order[owners[owned]], rank[owned]]
+    after, rank = (owners, rank) if after is None else (after, ranks(after))
+    if rank[owned].max() >= places.shape[1]:
+        return None
+    origin[owned] = places[order[after[owned]], rank[owned]]
     return None if (origin < 0).any() else origin
 
 
