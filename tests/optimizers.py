@@ -6,6 +6,8 @@ import torch
 from hypothesis import strategies as st
 from torch.optim import Optimizer
 
+from dualform.algebra import RULES
+
 _COMMON = {"weight_decay": st.sampled_from([0.0, 0.1]), "maximize": st.booleans()}
 _DECOUPLED = {**_COMMON, "decoupled_weight_decay": st.booleans()}
 _BETAS = {
@@ -30,13 +32,33 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "momentum": st.sampled_from([0.0, 0.9]),
         "centered": st.booleans(),
     },
+    "Adadelta": {**_COMMON, "rho": st.sampled_from([0.5, 0.9, 1.0]), "eps": st.sampled_from([1e-6, 1e-3])},
+    "Adafactor": {
+        **_COMMON,
+        "beta2_decay": st.sampled_from([0.0, -0.8]),
+        "eps": st.sampled_from([(None, 1e-3), (1e-3, 0.5)]),
+        "d": st.sampled_from([1.0, 3.0]),
+    },
+    "Adamax": {**_COMMON, **_BETAS},
+    "ASGD": {
+        **_COMMON,
+        "lambd": st.sampled_from([0.0, 1e-4, 0.5]),
+        "alpha": st.sampled_from([0.0, 0.75]),
+        "t0": st.sampled_from([1e6, 1.0]),
+    },
+    "Rprop": {
+        "maximize": st.booleans(),
+        "etas": st.sampled_from([(0.5, 1.2), (0.3, 2.0)]),
+        "step_sizes": st.sampled_from([(1e-6, 50), (0.01, 0.15)]),
+    },
     "Adagrad": {
         **_COMMON,
         "lr_decay": st.sampled_from([0.0, 0.1]),
         "initial_accumulator_value": st.sampled_from([0.0, 0.5]),
     },
 }
-ELEMENTWISE = [name for name in OPTIONS if name != "SGD"]
+ELEMENTWISE = [name for name in OPTIONS if RULES[name].elementwise]
+DECAYING = [name for name in ELEMENTWISE if "weight_decay" in OPTIONS[name]]
 
 
 def options(names: list[str] | None = None) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:

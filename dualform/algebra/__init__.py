@@ -1,6 +1,6 @@
 """What optimisers make of gradients: hyper-parameters and moments in, coefficients out."""
 
-from dualform.algebra.rule import Line, Moments, Rule
+from dualform.algebra.rule import WEIGHT, Line, Moments, Rule
 from dualform.algebra.rules import (
     RULES,
     coefficients,
@@ -16,6 +16,7 @@ from dualform.algebra.step import Adjoint, Coefficients, Step, adjoint
 
 __all__ = [
     "RULES",
+    "WEIGHT",
     "Adjoint",
     "Coefficients",
     "Line",

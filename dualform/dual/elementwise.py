@@ -72,8 +72,8 @@ class ElementwiseDual:
             return scores
         units: Tensor | None = torch.nonzero(directions.any(dim=0)).flatten()  # the others are not asked about
         # Units of this layer are key entries of one that has a tied weight the other way round. And outputs that see
-        # entries of their own have to be there all.
-        if len(self._sharing) > 1 or any(use.groups > 1 for use in self._layer.trained):
+        # entries of their own, or that matter to each other, have to be there all.
+        if len(self._sharing) > 1 or self._rule.joint or any(use.groups > 1 for use in self._layer.trained):
             units = None
         asked = asked_of(self._layer, user, queries, directions if units is None else directions[:, units])
         if not valued:

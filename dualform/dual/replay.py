@@ -12,7 +12,8 @@ Moments go forwards, the adjoint backwards. So a chapter is cut into segments an
 the moments at the start of each; then, from the last segment to the first, a second time, with all of the
 segment kept. That takes two products a step, and memory that grows with the root of a chapter's steps.
 
-Elementwise also means that the output units of a layer do not depend on each other: `units` replays only some.
+Elementwise also means that the output units of a layer do not depend on each other: `units` replays only some, unless
+the rule says that what it divides by is made of all of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True)
 class _State:
-    """A parameter between two steps. Weight and momentum matter only where decay goes through the gradient."""
+    """A parameter between two steps. Weight and momentum matter only where moments depend on them, as by decay."""
 
     moments: Moments
     weight: Tensor
@@ -149,8 +150,8 @@ class _Chapter:
         self._replay, self._before, self._shard = replay, before, shard
         self._rule = replay.rule
         self._lines = {parameter: self._read(parameter) for parameter in replay.parameters}
-        self._coupled = {
-            parameter: any(line and replay.rule.decay(line) for line in lines)
+        self._with_weights = {
+            parameter: replay.rule.reads_weight or any(line and replay.rule.decay(line) for line in lines)
             for parameter, lines in self._lines.items()
         }
         self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
@@ -193,7 +194,9 @@ class _Chapter:
         def chosen(stored: Tensor) -> Tensor:
             return self._replay.of_units(stored, use).to(self._replay.dtype)
 
-        entries = {entry: optimizer_entry(self._before, use.parameter, entry) for entry in self._rule.moments}
+        entries = {
+            entry: optimizer_entry(self._before, use.parameter, entry, self._rule.joint) for entry in self._rule.moments
+        }
         momentum = optimizer_entry(self._before, use.parameter, self._rule.momentum)
         return _State(
             {entry: chosen(stored) for entry, stored in entries.items() if stored is not None},
@@ -267,11 +270,11 @@ class _Chapter:
         g = signed.add(before.weight, alpha=decay) if decay else signed
         try:
             with np.errstate(all="ignore"):
-                moments = self._rule.advance(line, g, before.moments)
+                moments = self._rule.moments_after(line, g, before.moments, before.weight)
         except KeyError as entry:  # one that the optimiser has from the beginning
             raise RunError(f"{self._before.path} is a corrupt shard: the optimiser's {entry} is missing") from None
         update = Update(gradient, line, moments, self._rule)
-        if not self._coupled[parameter]:
+        if not self._with_weights[parameter]:
             return update, _State(moments, before.weight, before.momentum)
         return update, _State(moments, *update.step().forwards(before.weight, before.momentum, g))
 

@@ -26,18 +26,30 @@ def stored_parameter(shard: Shard, parameter: Parameter) -> Tensor:
     return stored_tensor(shard, state_tensor(parameter.name))
 
 
-def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None) -> Tensor | None:
-    """Return an entry of the optimiser's state for a parameter, such as its momentum; None: it has none, or not yet."""
+def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None, joint: bool = False) -> Tensor | None:
+    """Return an entry of the optimiser's state for a parameter, such as its momentum; None: it has none, or not yet.
+
+    Args:
+        shard: The snapshot.
+        parameter: The parameter, whose shape the entry has to have;
+        entry: what the optimiser calls it;
+        joint: and whether it may be a mean over some dimensions of the parameter.
+    """
     name = optimizer_tensor(parameter.optimizer, parameter.name, entry)
     if name not in shard:
         return None
     stored = stored_tensor(shard, name)
-    if tuple(stored.shape) != parameter.shape or not stored.is_floating_point():
+    fits = tuple(stored.shape) == parameter.shape or (joint and _is_mean_of(tuple(stored.shape), parameter.shape))
+    if not fits or not stored.is_floating_point():
         raise RunError(
             f"{shard.path} is a corrupt shard: {name} is {shard.dtype(name)} of shape {tuple(stored.shape)}, "
             f"not floats of shape {parameter.shape}"
         )
     return stored
+
+
+def _is_mean_of(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(shape) == len(whole) and all(own in (1, all_) for own, all_ in zip(shape, whole, strict=True))
 
 
 def initial_part(
