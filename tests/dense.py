@@ -39,6 +39,7 @@ class Whole:
     has_momentum: bool = False
     mu_product: float = 1.0
     weight: Tensor | None = None  # itself
+    mean_and_gradient: tuple[Tensor, Tensor] | None = None  # the terms of what is divided by its size
     entries: dict[str, Tensor] = field(default_factory=dict)  # of torch's state, by their names
 
     def entry(self, name: str, otherwise: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ class Dense:
         for name, parameter in self.model.named_parameters():
             state, whole, piece = optimizer.state.get(parameter, {}), self.whole[name], self.pieces[name][INITIAL]
             piece.weight = parameter.detach().clone()
-            for entry in ("momentum_buffer", "exp_avg"):
+            for entry in ("momentum_buffer", "exp_avg", "mean"):
                 if state.get(entry) is not None:
                     piece.momentum, whole.has_momentum = state[entry].clone(), True
             for entry, ours in {
@@ -82,9 +83,9 @@ class Dense:
         """One step, given each parameter's gradient per tag value; a parameter not in `gradients` is skipped."""
         for name, by_tag in gradients.items():
             group, pieces = groups[name], self.pieces[name]
-            decoupled = self.kind in ("AdamW", "Adafactor") or group.get("decoupled_weight_decay", False)
+            decoupled = self.kind in ("AdamW", "Adafactor", "Lion") or group.get("decoupled_weight_decay", False)
             coupled = not decoupled and self.kind != "Rprop"  # which has no decay
-            sign, decay = -1.0 if group["maximize"] else 1.0, group["weight_decay"] if coupled else 0.0
+            sign, decay = -1.0 if group.get("maximize") else 1.0, group["weight_decay"] if coupled else 0.0
             zero = torch.zeros_like(pieces[INITIAL].weight)
             for tag in by_tag:
                 pieces.setdefault(tag, Piece(zero.clone(), zero.clone()))
@@ -92,6 +93,9 @@ class Dense:
             self._note_condition(total, sum((gradient.abs() for gradient in by_tag.values()), zero))
             self.whole[name].weight = self.weight(name)
             move = _UPDATES[self.kind](group, self.whole[name], sign * total + decay * self.weight(name))
+            if (mixed := self.whole[name].mean_and_gradient) is not None:
+                terms = torch.stack(mixed)
+                self._note_condition(terms.sum(dim=0), terms.abs().sum(dim=0))
             for tag, piece in pieces.items():
                 g = sign * by_tag.get(tag, zero) + decay * piece.weight
                 if decoupled:
@@ -278,10 +282,24 @@ def _adafactor(group: Group, whole: Whole, g: Tensor) -> Move:
     return move
 
 
+def _lion(group: Group, whole: Whole, g: Tensor) -> Move:
+    (beta1, beta2), mean = group["betas"], whole.entry("mean", torch.zeros_like(g))
+    whole.mean_and_gradient = beta1 * mean, (1 - beta1) * g
+    update = beta1 * mean + (1 - beta1) * g
+    whole.entries["mean"] = beta2 * mean + (1 - beta2) * g
+
+    def move(piece: Piece, g: Tensor) -> None:
+        own = beta1 * piece.momentum + (1 - beta1) * g
+        piece.momentum = beta2 * piece.momentum + (1 - beta2) * g
+        piece.weight = piece.weight - torch.where(update == 0, 0.0, group["lr"] * own / update.abs())
+
+    return move
+
+
 _UPDATES: dict[str, Callable[[Group, Whole, Tensor], Move]] = {
     "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "NAdam": _nadam, "RAdam": _radam, "RMSprop": _rmsprop,
     "Adagrad": _adagrad, "Adadelta": _adadelta, "Adamax": _adamax, "Rprop": _rprop, "ASGD": _asgd,
-    "Adafactor": _adafactor,
+    "Adafactor": _adafactor, "Lion": _lion,
 }  # fmt: skip
 
 

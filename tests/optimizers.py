@@ -6,7 +6,8 @@ import torch
 from hypothesis import strategies as st
 from torch.optim import Optimizer
 
-from dualform.algebra import RULES
+from dualform.algebra import RULES, Rule
+from tests.lion import Lion
 
 _COMMON = {"weight_decay": st.sampled_from([0.0, 0.1]), "maximize": st.booleans()}
 _DECOUPLED = {**_COMMON, "decoupled_weight_decay": st.booleans()}
@@ -46,6 +47,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "alpha": st.sampled_from([0.0, 0.75]),
         "t0": st.sampled_from([1e6, 1.0]),
     },
+    "Lion": {"betas": _BETAS["betas"], "weight_decay": st.sampled_from([0.0, 0.1])},
     "Rprop": {
         "maximize": st.booleans(),
         "etas": st.sampled_from([(0.5, 1.2), (0.3, 2.0)]),
@@ -57,8 +59,16 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "initial_accumulator_value": st.sampled_from([0.0, 0.5]),
     },
 }
-ELEMENTWISE = [name for name in OPTIONS if RULES[name].elementwise]
-DECAYING = [name for name in ELEMENTWISE if "weight_decay" in OPTIONS[name]]
+OWN = {"Lion": Lion}  # all others are torch's
+
+
+def rule_of(name: str) -> Rule:
+    return RULES[f"tests.lion.{name}" if name in OWN else name]
+
+
+ELEMENTWISE = [name for name in OPTIONS if rule_of(name).elementwise]
+TORCHS = [name for name in ELEMENTWISE if name not in OWN]
+DECAYING = [name for name in TORCHS if "weight_decay" in OPTIONS[name]]
 
 
 def options(names: list[str] | None = None) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
@@ -69,5 +79,5 @@ def options(names: list[str] | None = None) -> st.SearchStrategy[tuple[str, dict
 
 
 def make(name: str, parameters: Any, lr: float, given: dict[str, Any]) -> Optimizer:
-    optimizer: Optimizer = getattr(torch.optim, name)(parameters, lr=lr, **given)
+    optimizer: Optimizer = (OWN.get(name) or getattr(torch.optim, name))(parameters, lr=lr, **given)
     return optimizer

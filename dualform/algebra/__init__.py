@@ -1,5 +1,6 @@
 """What optimisers make of gradients: hyper-parameters and moments in, coefficients out."""
 
+from dualform.algebra.elementwise import of_sign
 from dualform.algebra.rule import WEIGHT, Line, Moments, Rule
 from dualform.algebra.rules import (
     RULES,
@@ -27,6 +28,7 @@ __all__ = [
     "coefficients",
     "known",
     "known_as",
+    "of_sign",
     "register",
     "registered_base",
     "registered_name",
