@@ -47,6 +47,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": partial(torch.optim.RAdam, lr=2e-3),
     "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
     "adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+    "adadelta": partial(torch.optim.Adadelta, lr=1.0),
+    "adafactor": partial(torch.optim.Adafactor, lr=1e-2),
+    "adamax": partial(torch.optim.Adamax, lr=2e-3),
+    "asgd": partial(torch.optim.ASGD, lr=0.2),
+    "rprop": partial(torch.optim.Rprop, lr=1e-3, step_sizes=(1e-6, 1e-2)),
 }
 
 
