@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim._muon import _zeropower_via_newtonschulz
 
 INITIAL = "initial"
 Group = dict[str, Any]
@@ -39,6 +40,7 @@ class Whole:
     has_momentum: bool = False
     mu_product: float = 1.0
     weight: Tensor | None = None  # itself
+    in_no_piece: Tensor | float = 0.0  # what a step took besides
     mean_and_gradient: tuple[Tensor, Tensor] | None = None  # the terms of what is divided by its size
     entries: dict[str, Tensor] = field(default_factory=dict)  # of torch's state, by their names
 
@@ -83,7 +85,9 @@ class Dense:
         """One step, given each parameter's gradient per tag value; a parameter not in `gradients` is skipped."""
         for name, by_tag in gradients.items():
             group, pieces = groups[name], self.pieces[name]
-            decoupled = self.kind in ("AdamW", "Adafactor", "Lion") or group.get("decoupled_weight_decay", False)
+            decoupled = self.kind in ("AdamW", "Adafactor", "Lion", "Muon") or group.get(
+                "decoupled_weight_decay", False
+            )
             coupled = not decoupled and self.kind != "Rprop"  # which has no decay
             sign, decay = -1.0 if group.get("maximize") else 1.0, group["weight_decay"] if coupled else 0.0
             zero = torch.zeros_like(pieces[INITIAL].weight)
@@ -101,6 +105,7 @@ class Dense:
                 if decoupled:
                     piece.weight = piece.weight * (1 - group["lr"] * group["weight_decay"])
                 move(piece, g)
+            pieces[INITIAL].weight = pieces[INITIAL].weight - self.whole[name].in_no_piece
 
     def _note_condition(self, gradient: Tensor, sizes: Tensor) -> None:
         there = sizes > 0
@@ -296,10 +301,38 @@ def _lion(group: Group, whole: Whole, g: Tensor) -> Move:
     return move
 
 
+def _muon(group: Group, whole: Whole, g: Tensor) -> Move:
+    """What torch takes is a matrix times the update but for the rounding of bfloat16, which is due to nobody."""
+    mu, mean = group["momentum"], whole.entry("momentum_buffer", torch.zeros_like(g))
+    mean = whole.entries["momentum_buffer"] = mu * mean + (1 - mu) * g
+    update = (1 - mu) * g + mu * mean if group["nesterov"] else mean
+    a, b, c = group["ns_coefficients"]
+    norm = update.norm().clamp(min=group["eps"])
+    left, sizes, right = torch.linalg.svd(update / norm, full_matrices=False)
+    after = sizes
+    for _ in range(group["ns_steps"]):
+        after = a * after + b * after**3 + c * after**5
+    factors = after / sizes / norm
+    rows, columns = g.shape
+    matched = group["adjust_lr_fn"] == "match_rms_adamw"
+    size = group["lr"] * (0.2 * max(rows, columns) ** 0.5 if matched else max(1.0, rows / columns) ** 0.5)
+    side = left if rows <= columns else right.T
+    matrix = side @ torch.diag(factors) @ side.T
+    arguments = (group["ns_coefficients"], group["ns_steps"], group["eps"])
+    whole.in_no_piece = size * (_zeropower_via_newtonschulz(update, *arguments) - (left * after) @ right)
+
+    def move(piece: Piece, g: Tensor) -> None:
+        piece.momentum = mu * piece.momentum + (1 - mu) * g
+        own = (1 - mu) * g + mu * piece.momentum if group["nesterov"] else piece.momentum
+        piece.weight = piece.weight - size * (matrix @ own if rows <= columns else own @ matrix)
+
+    return move
+
+
 _UPDATES: dict[str, Callable[[Group, Whole, Tensor], Move]] = {
     "SGD": _sgd, "Adam": _adam, "AdamW": _adam, "NAdam": _nadam, "RAdam": _radam, "RMSprop": _rmsprop,
     "Adagrad": _adagrad, "Adadelta": _adadelta, "Adamax": _adamax, "Rprop": _rprop, "ASGD": _asgd,
-    "Adafactor": _adafactor, "Lion": _lion,
+    "Adafactor": _adafactor, "Lion": _lion, "Muon": _muon,
 }  # fmt: skip
 
 

@@ -48,6 +48,13 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "t0": st.sampled_from([1e6, 1.0]),
     },
     "Lion": {"betas": _BETAS["betas"], "weight_decay": st.sampled_from([0.0, 0.1])},
+    "Muon": {
+        "weight_decay": st.sampled_from([0.0, 0.1]),
+        "momentum": st.sampled_from([0.0, 0.5, 0.95]),
+        "nesterov": st.booleans(),
+        "ns_steps": st.sampled_from([0, 1, 5]),
+        "adjust_lr_fn": st.sampled_from([None, "original", "match_rms_adamw"]),
+    },
     "Rprop": {
         "maximize": st.booleans(),
         "etas": st.sampled_from([(0.5, 1.2), (0.3, 2.0)]),
@@ -59,6 +66,7 @@ OPTIONS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "initial_accumulator_value": st.sampled_from([0.0, 0.5]),
     },
 }
+MATRICES_ONLY = ["Muon"]  # which steps no biases
 OWN = {"Lion": Lion}  # all others are torch's
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import dualform
 from dualform.recorder import evidence
 from tests.dense import Dense, example_gradients
-from tests.optimizers import ELEMENTWISE, make, options
+from tests.optimizers import ELEMENTWISE, MATRICES_ONLY, make, options
 
 CLASSES = 3
 
@@ -72,7 +72,7 @@ def recipes(draw: st.DrawFn, optimizers: list[str] | None = None) -> Recipe:
     hidden = draw(st.lists(st.integers(3, 6), min_size=1, max_size=2))
     return Recipe(
         widths=(draw(st.integers(2, 5)), *hidden, CLASSES),
-        bias=draw(st.booleans()),
+        bias=draw(st.booleans()) and name not in MATRICES_ONLY,
         optimizer=name,
         options=given,
         warm_steps=draw(st.integers(0, 2)),

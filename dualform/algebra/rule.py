@@ -36,6 +36,10 @@ class Rule:
         decay: Returns w, likewise.
         reads_weight: Whether moments depend on the parameter itself: `advance` finds it among them, as WEIGHT.
         joint: Whether an entry of the parameter may matter to what becomes of all others, as by a mean over rows.
+        matrices: Whether alpha and beta multiply a parameter, which is a matrix, as matrices: symmetric ones, from the
+            left where it has no more rows than columns, else from the right.
+        remainder: Returns what the optimiser's own rounding adds to a step, given the signed gradient and the moments
+            after it: subtracted from the weight times the Step's `rest`. It is too large to be left out.
     """
 
     columns: tuple[str, ...]
@@ -48,11 +52,13 @@ class Rule:
     decay: Callable[[Line], Number] = lambda line: 0.0
     reads_weight: bool = False
     joint: bool = False
+    matrices: bool = False
+    remainder: Callable[[Line, Tensor, Moments], Tensor] | None = None
 
     @property
     def elementwise(self) -> bool:
         """Whether coefficients are matrices the shape of the parameter, and not numbers."""
-        return bool(self.moments)
+        return bool(self.moments) and not self.matrices
 
     @property
     def magnifies_rounding(self) -> bool:
@@ -62,3 +68,11 @@ class Rule:
     def moments_after(self, line: Line, gradient: Tensor, moments: Moments, weight: Tensor) -> Moments:
         """Take moments one step on, given the weight before it."""
         return self.advance(line, gradient, {**moments, WEIGHT: weight} if self.reads_weight else moments)
+
+    def times(self, coefficient: Number, matrix: Tensor) -> Tensor:
+        """Return what a coefficient makes of a gradient, or of what else is shaped like the parameter."""
+        if not self.matrices or not isinstance(coefficient, Tensor):
+            product: Tensor = coefficient * matrix
+            return product
+        factor = coefficient.to(matrix.dtype)
+        return factor @ matrix if matrix.shape[-2] <= matrix.shape[-1] else matrix @ factor

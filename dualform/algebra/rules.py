@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.optim import Optimizer
 
-from dualform.algebra import adadelta, adafactor, adagrad, adam, adamax, asgd, nadam, radam, rmsprop, rprop, sgd
+from dualform.algebra import adadelta, adafactor, adagrad, adam, adamax, asgd, muon, nadam, radam, rmsprop, rprop, sgd
 from dualform.algebra.rule import Rule
 from dualform.algebra.step import Coefficients, Step, adjoint
 
@@ -60,6 +60,8 @@ for _class, _rule in (
     (torch.optim.ASGD, asgd.RULE),
 ):
     register(_class, _rule)
+if hasattr(torch.optim, "Muon"):  # an older torch has none
+    register(torch.optim.Muon, muon.RULE)
 
 
 def rule_named(name: str) -> Rule | None:

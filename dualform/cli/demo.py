@@ -42,7 +42,7 @@ def demo(
         typer.Option(
             metavar="NAME",
             help="Optimiser: sgd, adam, adamw, nadam, radam, rmsprop, adagrad, adadelta, adafactor, adamax, asgd, "
-            "or rprop.",
+            "muon or rprop.",
         ),
     ] = "sgd",
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 1300,

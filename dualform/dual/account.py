@@ -142,5 +142,8 @@ def _step(rule: Rule, line: Line, gradient: Tensor, before: _State) -> _State:
         step = rule.step(line, moments)
     numbers = {name: float(number) for name, number in vars(step).items() if not isinstance(number, Tensor)}
     exact: Step = replace(step, **numbers)
-    weight, momentum = exact.forwards(before.weight, before.momentum, g)
+    momentum = exact.carry * before.momentum + exact.intake * g
+    weight = exact.keep * before.weight - rule.times(exact.alpha, g) - rule.times(exact.beta, momentum)
+    if rule.remainder is not None:
+        weight = weight - rule.remainder(line, g, moments) * exact.rest
     return _State(weight, momentum, moments, before.decayed + (numbers.get("keep", 1.0) != 1.0))

@@ -37,7 +37,7 @@ class LayerCertificate:
 
     @property
     def rounding(self) -> float:
-        """The largest share of a parameter's change that rounding gradients to half precision added: in no slot."""
+        """The largest share of a parameter's change that rounding to half precision added: in no slot."""
         distances = self.whole.parameters.values() if self.whole else ()
         moved = [distance for distance in distances if not distance.no_net_gradient]
         return max((distance.rounding / max(distance.change, 1e-300) for distance in moved), default=0.0)
@@ -162,7 +162,7 @@ class Certificate:
             return f"NOT EXACT: {name!r} moved by {distance:.1e} of its size{others}, and {steps}"
         if self._failed:
             worst = max(self._failed, key=lambda span: span.relative_error)
-            bound = f"tolerance {self.tolerance:.0e}{self._autocast_note}"
+            bound = f"tolerance {self.tolerance:.0e}{self._rounding_note}"
             where = f"steps {worst.first_step:,} to {worst.last_step:,} ({bound})"
             verdict = f"NOT CERTIFIABLE: {self.uncertifiable}" if self.uncertifiable else "NOT EXACT"
             return f"{verdict}: dual and primal differ by {worst.relative_error:.1e} in {where}"
@@ -171,15 +171,17 @@ class Certificate:
         if self._obstacle:
             return f"NOT CERTIFIABLE: {self._obstacle}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
-        return f"dual = primal to {self.relative_error:.1e} ({within}{self._autocast_note})"
+        return f"dual = primal to {self.relative_error:.1e} ({within}{self._rounding_note})"
 
     @property
-    def _autocast_note(self) -> str:
-        """Name the precision of autocast, and what its rounding of gradients comes to."""
+    def _rounding_note(self) -> str:
+        """Name the precision of autocast, and say what its rounding of gradients comes to, or the optimiser's own."""
         names = " and ".join(sorted({layer.autocast for layer in self.layers.values() if layer.autocast}))
         share = max((layer.rounding for layer in self.layers.values()), default=0.0)
         in_no_slot = f", {share:.0e} of the change, in no slot" if share else ""
-        return f"; with the rounding of {names} autocast{in_no_slot}" if names else ""
+        if names:
+            return f"; with the rounding of {names} autocast{in_no_slot}"
+        return f"; with the optimiser's own rounding{in_no_slot}" if share else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as data."""

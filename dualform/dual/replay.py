@@ -28,13 +28,13 @@ from torch import Tensor
 from dualform.algebra import Line, Moments, Rule, Step
 from dualform.dual.rebuilt import over_all_uses
 from dualform.dual.rounding import pass_gradients
-from dualform.dual.state import optimizer_entry, stored_parameter
+from dualform.dual.state import optimizer_entry, stored_parameter, stored_rows
 from dualform.errors import RunError
 from dualform.kinds import kind_of
 from dualform.kinds.half_precision import rounding_ratios
 from dualform.slots import Block, Selection, Slots
 from dualform.store import Layer, Parameter, Run, Shard, Use
-from dualform.store.schema import ledger_tensor
+from dualform.store.schema import ledger_tensor, remainder_tensor
 
 _SHORT_SUM = 64  # matrices
 _TOGETHER = 1024  # steps of one slot whose gradients are made at once,
@@ -50,6 +50,7 @@ class Update:
     line: Line
     moments: Moments  # after the step
     rule: Rule
+    remainder: Tensor | None = None  # of the step, where the rule has one
 
     def step(self) -> Step:
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
@@ -155,6 +156,7 @@ class _Chapter:
             for parameter, lines in self._lines.items()
         }
         self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
+        self._remainders = {parameter: self._read_remainders(parameter) for parameter in replay.parameters}
 
     def _read(self, parameter: Parameter) -> list[Line | None]:
         """Return a parameter's ledger line of each step; None: torch did not step it."""
@@ -165,6 +167,17 @@ class _Chapter:
                 f"{self._shard.path} is a corrupt shard: {name} has numbers that are too large for weights in {dtype}"
             )
         return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
+
+    def _read_remainders(self, parameter: Parameter) -> dict[int, Tensor]:
+        """Return the remainder of each step that has one, by its number."""
+        first, name = self._shard.info.first_step, remainder_tensor(parameter.name)
+        numbers = [first + i for i, line in enumerate(self._lines[parameter]) if line is not None]
+        if self._rule.remainder is None or not numbers:
+            return {}
+        rows = stored_rows(self._shard, name) if name in self._shard else ()
+        if len(rows) != len(numbers):
+            raise RunError(f"{self._shard.path} is a corrupt shard: {name} has {len(rows)} rows, not {len(numbers)}")
+        return dict(zip(numbers, rows, strict=True))
 
     def latest_first(self, until: int) -> Iterator[ReplayedStep]:
         steps = range(self._shard.info.first_step, until)
@@ -261,7 +274,9 @@ class _Chapter:
             if line is not None:
                 gradient = gradients.get(parameter)
                 known = torch.zeros_like(state[parameter].weight) if gradient is None else gradient
-                updates[parameter], after[parameter] = self._update(parameter, known, state[parameter], line)
+                update, after[parameter] = self._update(parameter, known, state[parameter], line)
+                remainder = self._remainders[parameter].get(number)
+                updates[parameter] = replace(update, remainder=None if remainder is None else remainder.to(known.dtype))
         return after, self._replayed(number, updates)
 
     def _update(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Update, _State]:

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualform.algebra import Rule
 from dualform.errors import RunError
 from dualform.kinds.names import named_parameters
 from dualform.store import Parameter, Run, Shard
@@ -53,12 +54,12 @@ def _is_mean_of(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
 
 
 def initial_part(
-    shard: Shard, parameter: Parameter, entry: str | None, weight: Tensor | float, momentum: Tensor | float
+    shard: Shard, parameter: Parameter, rule: Rule, weight: Tensor | float, momentum: Tensor | float
 ) -> Tensor:
-    """Return `weight` times a parameter plus `momentum` times its `entry`, both of a snapshot; in float64."""
+    """Return `weight` times a parameter plus `momentum` times its momentum, both of a snapshot; in float64."""
     result = weight * stored_parameter(shard, parameter).double()
-    stored_momentum = optimizer_entry(shard, parameter, entry)
-    return result if stored_momentum is None else result + momentum * stored_momentum.double()
+    stored_momentum = optimizer_entry(shard, parameter, rule.momentum)
+    return result if stored_momentum is None else result + rule.times(momentum, stored_momentum.double())
 
 
 def difference(run: Run, model: nn.Module) -> str | None:

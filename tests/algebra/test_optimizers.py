@@ -30,6 +30,7 @@ class Followed:
         self._moments = {name: state[name].clone() for name in rule.moments if name in state}
         self.gradients: list[Tensor] = []
         self.steps: list[Step] = []
+        self.remainders: list[Tensor] = []
 
     def step(self, gradient: Tensor) -> None:
         before = self._parameter.detach().clone()
@@ -37,9 +38,12 @@ class Followed:
         self._parameter.grad = gradient
         self._optimizer.step()
         signed = -gradient if line.get("maximize") else gradient
-        coupled = self._name not in ("Adafactor", "Lion") and not line.get("decoupled_weight_decay")
+        coupled = self._name not in ("Adafactor", "Lion", "Muon") and not line.get("decoupled_weight_decay")
         decay = line.get("weight_decay", 0.0) if coupled else 0.0
         self._moments = dict(self._rule.moments_after(line, signed + decay * before, self._moments, before))
+        g = signed + decay * before
+        no_rest = torch.zeros_like(g)
+        self.remainders.append(self._rule.remainder(line, g, self._moments) if self._rule.remainder else no_rest)
         self.steps.append(self._rule.step(line, self._moments))
         assert (self._rule.sign(line), self._rule.decay(line)) == (self.steps[-1].sign, self.steps[-1].decay)
         self.gradients.append(gradient)
@@ -53,9 +57,11 @@ class Followed:
     def dual(self) -> Tensor:
         adjoint = Adjoint()
         total = torch.zeros(SHAPE, dtype=torch.float64)
-        for step, gradient in zip(reversed(self.steps), reversed(self.gradients), strict=True):
-            total = total + adjoint.back(step) * gradient
-        whole: Tensor = adjoint.weight * self.first + adjoint.momentum * self.momentum + total
+        latest_first = zip(self.steps[::-1], self.gradients[::-1], self.remainders[::-1], strict=True)
+        for step, gradient, remainder in latest_first:
+            total = total - remainder * (adjoint.weight * step.rest)
+            total = total + self._rule.times(adjoint.back(step), gradient)
+        whole: Tensor = adjoint.weight * self.first + self._rule.times(adjoint.momentum, self.momentum) + total
         return whole
 
 
