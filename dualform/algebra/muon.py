@@ -68,7 +68,7 @@ def _iterated(update: Tensor, line: Line, dtype: torch.dtype | None = None) -> t
     turned = copied.T if tall else copied
     norm = turned.norm().clamp(min=line["eps"])
     turned.div_(norm)
-    polynomial = torch.eye(len(turned), dtype=turned.dtype).div_(norm)
+    polynomial = torch.eye(len(turned), dtype=turned.dtype, device=turned.device).div_(norm)
     for _ in range(int(line["ns_steps"])):
         gram = turned @ turned.T
         factor = torch.addmm(gram, gram, gram, beta=line["b"], alpha=line["c"])
