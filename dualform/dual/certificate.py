@@ -28,6 +28,7 @@ class LayerCertificate:
     # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
     cancelled: Mapping[str, float] = field(default_factory=dict)
     autocast: str | None = None  # the half precision that gradients were rounded to, where weights are in a wider one
+    own_rounding: bool = False  # whether `rounding` is the optimiser's own, and not that of gradients
     half_weights: str | None = None  # the half precision that weights are in themselves
 
     @property
@@ -177,11 +178,12 @@ class Certificate:
     def _rounding_note(self) -> str:
         """Name the precision of autocast, and say what its rounding of gradients comes to, or the optimiser's own."""
         names = " and ".join(sorted({layer.autocast for layer in self.layers.values() if layer.autocast}))
-        share = max((layer.rounding for layer in self.layers.values()), default=0.0)
-        in_no_slot = f", {share:.0e} of the change, in no slot" if share else ""
-        if names:
-            return f"; with the rounding of {names} autocast{in_no_slot}"
-        return f"; with the optimiser's own rounding{in_no_slot}" if share else ""
+        shares = dict.fromkeys((False, True), 0.0)
+        for layer in self.layers.values():
+            shares[layer.own_rounding] = max(shares[layer.own_rounding], layer.rounding)
+        of_gradients, own = (f", {share:.0e} of the change, in no slot" if share else "" for share in shares.values())
+        note = f"; with the rounding of {names} autocast{of_gradients}" if names else ""
+        return f"{note}; with the optimiser's own rounding{own}" if own else note
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as data."""

@@ -35,7 +35,8 @@ def certify(replay: Replay) -> LayerCertificate:
     last, tolerance = run.snapshot(run.steps), run.manifest.storage.precision.tolerance
     until = Selection(last.info.last_step)
     whole, chapters = carry_out(Plan(replay, until, (CertifyFold(replay, run.shards[0], last),)))[0]
-    certificate = LayerCertificate(whole.certified() if last.info.last_step else None, chapters)
+    certified = whole.certified() if last.info.last_step else None
+    certificate = LayerCertificate(certified, chapters, own_rounding=replay.rule.remainder is not None)
     if certificate.ok(tolerance):
         return certificate
     return replace(certificate, cancelled=carry_out(Plan(replay, until, (CancelledFold(replay, last),)))[0])
