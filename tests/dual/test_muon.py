@@ -173,3 +173,28 @@ def test_a_run_without_remainders_is_corrupt(tmp_path: Path, monkeypatch: pytest
         matrices(tmp_path / "run")
     with pytest.raises(RunError, match=r"corrupt shard: remainders/.*weight has 0 rows, not 5"):
         dualform.load(tmp_path / "run").verify()
+
+
+def test_rounding_by_autocast_and_by_muon_go_together(tmp_path: Path) -> None:
+    """Slots are multiplied by what autocast's rounding multiplied their pass by, and then by the matrix."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 9, bias=False), nn.Tanh(), nn.Linear(9, 3, bias=False))
+    muon = torch.optim.Muon(model.parameters(), lr=0.02)
+    with dualform.record(model, muon, tmp_path / "run", dtype="float32") as recorder:
+        for _ in range(10):
+            recorder.tag(label=torch.arange(16) % 2)
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.cross_entropy(model(torch.randn(16, 6)), torch.randint(3, (16,)))
+            step([muon], loss)
+    memory = dualform.load(tmp_path / "run")
+    certificate = memory.verify()
+    assert certificate.ok, str(certificate)
+    assert "with the rounding of bfloat16 autocast; with the optimiser's own rounding, " in certificate.headline
+    spotlight = memory.attend(model, torch.randn(2, 6))
+    for name in memory.layers:
+        direction = torch.randn(2, spotlight[name].output().shape[1])
+        totals = spotlight[name].contribution(direction).total(by="label")
+        view = memory.where(label=1).attend({name: spotlight[name].queries})[name]
+        said = ((view.output() - view.initial()) * direction).sum(dim=1)
+        found = torch.from_numpy(totals.where(label=1)["total"]).to(said.dtype)
+        assert_close(found, said, rtol=1e-4, atol=1e-4)
