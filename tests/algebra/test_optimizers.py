@@ -13,7 +13,7 @@ from dualform.algebra import RULES, Adjoint, Line, Step
 from tests.optimizers import OPTIONS, make, options, rule_of
 
 SHAPE = (3, 2)
-EACH = settings(max_examples=settings().max_examples * 2 // 5)  # of every optimiser
+EACH = settings(max_examples=settings().max_examples // 4)  # of every optimiser
 seeds = st.integers(0, 2**16)
 
 
