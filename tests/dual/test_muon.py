@@ -59,7 +59,7 @@ def test_a_transformer_by_muon_and_adamw_is_recorded_whole_and_certified(tmp_pat
     memory = dualform.load(tmp_path / "run")
     certificate = memory.verify()
     assert certificate.ok, str(certificate)
-    assert 1e-3 < max(layer.rounding for layer in certificate.layers.values()) < 0.1  # more than in a larger network
+    assert 1e-3 < max(layer.rounding for layer in certificate.layers.values()) < 0.2  # more than in a larger network
     assert "; with the optimiser's own rounding, " in certificate.headline
     near = 1e-9 if dtype == "float64" else 1e-4
     assert memory.coverage.snapshots_only == 0
