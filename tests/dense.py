@@ -272,11 +272,11 @@ def _adafactor(group: Group, whole: Whole, g: Tensor) -> Move:
         second = whole.entries["variance"] = (1 - share) * variance + share * g**2
     else:
         rows, columns = (
-            whole.entry(n, torch.zeros_like((g**2).mean(d, True))) for n, d in (("row_var", 1), ("col_var", 0))
+            whole.entry(n, torch.zeros_like((g**2).mean(d, True))) for n, d in (("row_var", -1), ("col_var", -2))
         )
-        rows = whole.entries["row_var"] = (1 - share) * rows + share * (g**2).mean(1, True)
-        columns = whole.entries["col_var"] = (1 - share) * columns + share * (g**2).mean(0, True)
-        second = rows * columns / rows.mean().clamp(min=eps1)
+        rows = whole.entries["row_var"] = (1 - share) * rows + share * (g**2).mean(-1, True)
+        columns = whole.entries["col_var"] = (1 - share) * columns + share * (g**2).mean(-2, True)
+        second = rows * columns / rows.mean(-2, True).clamp(min=eps1)
     divisor = second.clamp(min=eps1**2).sqrt()
     size = max(eps2, float((whole.weight**2).mean().sqrt())) * min(group["lr"], whole.count**-0.5)
     size /= max(1.0, float(((g / divisor) ** 2).mean().sqrt()) / group["d"])

@@ -80,8 +80,8 @@ DECAYING = [name for name in TORCHS if "weight_decay" in OPTIONS[name]]
 
 
 def options(names: list[str] | None = None) -> st.SearchStrategy[tuple[str, dict[str, Any]]]:
-    """An optimiser's name and keyword arguments for it."""
-    return st.sampled_from(names or list(OPTIONS)).flatmap(
+    """An optimiser's name and keyword arguments for it; of any that steps whole models, unless some are named."""
+    return st.sampled_from(names or [name for name in OPTIONS if name not in MATRICES_ONLY]).flatmap(
         lambda name: st.tuples(st.just(name), st.fixed_dictionaries(OPTIONS[name]))
     )
 

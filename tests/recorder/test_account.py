@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import dualform
-from tests.optimizers import MATRICES_ONLY, OPTIONS, make, options
+from tests.optimizers import make, options
 from tests.recorder.loops import record, sgd
 
 
@@ -32,11 +32,7 @@ class Normed(nn.Module):
         return outputs * self.seldom if seldom else outputs
 
 
-@given(
-    optimizer=options([name for name in OPTIONS if name not in MATRICES_ONLY]),
-    seed=st.integers(0, 1000),
-    clipped=st.booleans(),
-)
+@given(optimizer=options(), seed=st.integers(0, 1000), clipped=st.booleans())
 def test_a_model_at_any_step_is_the_whole_model(
     optimizer: tuple[str, dict[str, Any]], seed: int, clipped: bool
 ) -> None:
