@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import dualform
 from dualform.recorder import evidence
 from tests.dense import Dense, example_gradients
-from tests.optimizers import ELEMENTWISE, make, options
+from tests.optimizers import ELEMENTWISE, MATRICES_ONLY, OPTIONS, make, options
 
 CLASSES = 3
 
@@ -67,12 +67,12 @@ def step_recipes(draw: st.DrawFn) -> StepRecipe:
 
 @st.composite
 def recipes(draw: st.DrawFn, optimizers: list[str] | None = None) -> Recipe:
-    name, given = draw(options(optimizers))
+    name, given = draw(options(optimizers or list(OPTIONS)))
     # Wide enough for the factors of all passes to be determined: a gradient has to have more numbers than that.
     hidden = draw(st.lists(st.integers(3, 6), min_size=1, max_size=2))
     return Recipe(
         widths=(draw(st.integers(2, 5)), *hidden, CLASSES),
-        bias=draw(st.booleans()),
+        bias=draw(st.booleans()) and name not in MATRICES_ONLY,
         optimizer=name,
         options=given,
         warm_steps=draw(st.integers(0, 2)),

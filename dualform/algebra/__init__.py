@@ -1,6 +1,7 @@
 """What optimisers make of gradients: hyper-parameters and moments in, coefficients out."""
 
-from dualform.algebra.rule import Line, Moments, Rule
+from dualform.algebra.elementwise import of_sign
+from dualform.algebra.rule import WEIGHT, Line, Moments, Rule
 from dualform.algebra.rules import (
     RULES,
     coefficients,
@@ -16,6 +17,7 @@ from dualform.algebra.step import Adjoint, Coefficients, Step, adjoint
 
 __all__ = [
     "RULES",
+    "WEIGHT",
     "Adjoint",
     "Coefficients",
     "Line",
@@ -26,6 +28,7 @@ __all__ = [
     "coefficients",
     "known",
     "known_as",
+    "of_sign",
     "register",
     "registered_base",
     "registered_name",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from dualform.algebra.rule import Line
@@ -45,6 +46,11 @@ def running_square(before: Tensor | None, gradient: Tensor, share: float) -> Ten
     return (before * share).addcmul_(gradient, gradient, value=1.0 - share)
 
 
+def running_mean(before: Tensor | None, gradient: Tensor, share: float) -> Tensor:
+    """Return (1 - share) m + share g, by the operation torch uses, which begins at zero."""
+    return (torch.zeros_like(gradient) if before is None else before).lerp(gradient, share)
+
+
 def averaging(line: Line, *, alpha: Number = 0.0, beta: Number) -> Step:
     """Return the Step of Adam and its kin, whose momentum is a running mean of the gradient."""
     beta1 = line["beta1"]
@@ -59,3 +65,9 @@ def divided(size: float, divisor: Tensor, square: Tensor, line: Line) -> Tensor:
     """
     quotient = divisor.reciprocal_().mul_(size)
     return quotient.masked_fill_(square == 0, 0.0) if coupled(line) else quotient
+
+
+def of_sign(size: Tensor | float, by: Tensor) -> Tensor:
+    """Return size / |by|, which times `by` is size sign(by): nothing where `by` is 0, or so small that it overflows."""
+    quotient = size / by.abs()
+    return quotient.masked_fill_(quotient.isinf() | (by == 0), 0.0)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.optim import Optimizer
 
-from dualform.algebra import adagrad, adam, nadam, radam, rmsprop, sgd
+from dualform.algebra import adadelta, adafactor, adagrad, adam, adamax, asgd, muon, nadam, radam, rmsprop, rprop, sgd
 from dualform.algebra.rule import Rule
 from dualform.algebra.step import Coefficients, Step, adjoint
 
@@ -35,7 +35,7 @@ def register(optimizer: type[Optimizer], rule: Rule) -> None:
         optimizer: The class; classes derived from it without a step of their own are known with it.
         rule: Its algebra.
     """
-    ours = optimizer.__module__.startswith("torch.optim.")
+    ours = f"{optimizer.__module__}.".startswith("torch.optim.")
     name = optimizer.__name__ if ours else f"{optimizer.__module__}.{optimizer.__qualname__}"
     _NAMES[optimizer], _RULES[name] = name, rule
 
@@ -53,8 +53,15 @@ for _class, _rule in (
     (torch.optim.RAdam, radam.RULE),
     (torch.optim.RMSprop, rmsprop.RULE),
     (torch.optim.Adagrad, adagrad.RULE),
+    (torch.optim.Adadelta, adadelta.RULE),
+    (torch.optim.Adamax, adamax.RULE),
+    (torch.optim.Adafactor, adafactor.RULE),
+    (torch.optim.Rprop, rprop.RULE),
+    (torch.optim.ASGD, asgd.RULE),
 ):
     register(_class, _rule)
+if hasattr(torch.optim, "Muon"):  # an older torch has none
+    register(torch.optim.Muon, muon.RULE)
 
 
 def rule_named(name: str) -> Rule | None:

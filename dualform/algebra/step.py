@@ -30,6 +30,7 @@ class Step:
     keep: Number = 1.0
     alpha: Number = 0.0
     beta: Number = 0.0
+    rest: float = 0.0  # times the remainder of the step, where an optimiser has one: it is subtracted too
 
     def forwards(self, weight: Number, momentum: Number, g: Number) -> tuple[Number, Number]:
         """Return W' and m'."""

@@ -38,7 +38,12 @@ What to try next:
 def demo(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the run.")] = _DEMO,
     optimizer: Annotated[
-        str, typer.Option(metavar="NAME", help="Optimiser: sgd, adam, adamw, nadam, radam, rmsprop or adagrad.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Optimiser: sgd, adam, adamw, nadam, radam, rmsprop, adagrad, adadelta, adafactor, adamax, asgd, "
+            "muon or rprop.",
+        ),
     ] = "sgd",
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 1300,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing run.")] = False,

@@ -109,7 +109,7 @@ def _parameters(run: Run) -> list[Parameter]:
 
 def _first(run: Run, snapshot: Shard, parameter: Parameter) -> _State:
     rule = parameter_rule(run, parameter)
-    entries = {entry: optimizer_entry(snapshot, parameter, entry) for entry in rule.moments}
+    entries = {entry: optimizer_entry(snapshot, parameter, entry, rule.joint) for entry in rule.moments}
     momentum = optimizer_entry(snapshot, parameter, rule.momentum)
     weight = stored_parameter(snapshot, parameter)
     dtype = torch.promote_types(weight.dtype, torch.float32)
@@ -138,9 +138,12 @@ def _step(rule: Rule, line: Line, gradient: Tensor, before: _State) -> _State:
     gradient = gradient.to(before.weight.dtype)
     with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
         g = float(rule.sign(line)) * gradient + float(rule.decay(line)) * before.weight
-        moments = rule.advance(line, g, before.moments)
+        moments = rule.moments_after(line, g, before.moments, before.weight)
         step = rule.step(line, moments)
     numbers = {name: float(number) for name, number in vars(step).items() if not isinstance(number, Tensor)}
     exact: Step = replace(step, **numbers)
-    weight, momentum = exact.forwards(before.weight, before.momentum, g)
+    momentum = exact.carry * before.momentum + exact.intake * g
+    weight = exact.keep * before.weight - rule.times(exact.alpha, g) - rule.times(exact.beta, momentum)
+    if rule.remainder is not None:
+        weight = weight - rule.remainder(line, g, moments) * exact.rest
     return _State(weight, momentum, moments, before.decayed + (numbers.get("keep", 1.0) != 1.0))

@@ -28,6 +28,7 @@ class LayerCertificate:
     # why it failed, if it did: of each parameter, the share of its gradients that is only rounding
     cancelled: Mapping[str, float] = field(default_factory=dict)
     autocast: str | None = None  # the half precision that gradients were rounded to, where weights are in a wider one
+    own_rounding: bool = False  # whether `rounding` is the optimiser's own, and not that of gradients
     half_weights: str | None = None  # the half precision that weights are in themselves
 
     @property
@@ -37,7 +38,7 @@ class LayerCertificate:
 
     @property
     def rounding(self) -> float:
-        """The largest share of a parameter's change that rounding gradients to half precision added: in no slot."""
+        """The largest share of a parameter's change that rounding to half precision added: in no slot."""
         distances = self.whole.parameters.values() if self.whole else ()
         moved = [distance for distance in distances if not distance.no_net_gradient]
         return max((distance.rounding / max(distance.change, 1e-300) for distance in moved), default=0.0)
@@ -162,7 +163,7 @@ class Certificate:
             return f"NOT EXACT: {name!r} moved by {distance:.1e} of its size{others}, and {steps}"
         if self._failed:
             worst = max(self._failed, key=lambda span: span.relative_error)
-            bound = f"tolerance {self.tolerance:.0e}{self._autocast_note}"
+            bound = f"tolerance {self.tolerance:.0e}{self._rounding_note}"
             where = f"steps {worst.first_step:,} to {worst.last_step:,} ({bound})"
             verdict = f"NOT CERTIFIABLE: {self.uncertifiable}" if self.uncertifiable else "NOT EXACT"
             return f"{verdict}: dual and primal differ by {worst.relative_error:.1e} in {where}"
@@ -171,15 +172,18 @@ class Certificate:
         if self._obstacle:
             return f"NOT CERTIFIABLE: {self._obstacle}"
         within = f"tolerance {self.tolerance:.0e}" if self.relative_error <= self.tolerance else "within rounding"
-        return f"dual = primal to {self.relative_error:.1e} ({within}{self._autocast_note})"
+        return f"dual = primal to {self.relative_error:.1e} ({within}{self._rounding_note})"
 
     @property
-    def _autocast_note(self) -> str:
-        """Name the precision of autocast, and what its rounding of gradients comes to."""
+    def _rounding_note(self) -> str:
+        """Name the precision of autocast, and say what its rounding of gradients comes to, or the optimiser's own."""
         names = " and ".join(sorted({layer.autocast for layer in self.layers.values() if layer.autocast}))
-        share = max((layer.rounding for layer in self.layers.values()), default=0.0)
-        in_no_slot = f", {share:.0e} of the change, in no slot" if share else ""
-        return f"; with the rounding of {names} autocast{in_no_slot}" if names else ""
+        shares = dict.fromkeys((False, True), 0.0)
+        for layer in self.layers.values():
+            shares[layer.own_rounding] = max(shares[layer.own_rounding], layer.rounding)
+        of_gradients, own = (f", {share:.0e} of the change, in no slot" if share else "" for share in shares.values())
+        note = f"; with the rounding of {names} autocast{of_gradients}" if names else ""
+        return f"{note}; with the optimiser's own rounding{own}" if own else note
 
     def to_dict(self) -> dict[str, Any]:
         """Return the certificate as data."""

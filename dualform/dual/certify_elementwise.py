@@ -35,7 +35,8 @@ def certify(replay: Replay) -> LayerCertificate:
     last, tolerance = run.snapshot(run.steps), run.manifest.storage.precision.tolerance
     until = Selection(last.info.last_step)
     whole, chapters = carry_out(Plan(replay, until, (CertifyFold(replay, run.shards[0], last),)))[0]
-    certificate = LayerCertificate(whole.certified() if last.info.last_step else None, chapters)
+    certified = whole.certified() if last.info.last_step else None
+    certificate = LayerCertificate(certified, chapters, own_rounding=replay.rule.remainder is not None)
     if certificate.ok(tolerance):
         return certificate
     return replace(certificate, cancelled=carry_out(Plan(replay, until, (CancelledFold(replay, last),)))[0])
@@ -48,17 +49,21 @@ class _RebuiltSpan:
         self._replay, self._before, self._after, self._with_rounding = replay, before, after, with_rounding
         self._adjoints = {parameter: Adjoint() for parameter in replay.parameters}
         self._added = {parameter: LongSum() for parameter in replay.parameters}
+        self._remainders = {parameter: LongSum() for parameter in replay.parameters}
         self._squares = dict.fromkeys(replay.parameters, 0.0)
         self._decayed = dict.fromkeys(replay.parameters, 0)
 
     def add(self, replayed: ReplayedStep, steps: Mapping[Parameter, Step]) -> None:
         """Add a step; if asked for, also what rounding can have done to it."""
         for parameter, step in steps.items():
-            coefficient = self._adjoints[parameter].back(step)
+            update, adjoint, rule = replayed.updates[parameter], self._adjoints[parameter], self._replay.rule
+            if update.remainder is not None:
+                self._remainders[parameter].add(update.remainder * (-adjoint.weight * step.rest))
+            coefficient = adjoint.back(step)
             if self._with_rounding:
-                squares = added_squares(self._replay, replayed, parameter)
-                self._squares[parameter] += float((coefficient**2 * squares).sum())
-            self._added[parameter].add(coefficient * replayed.updates[parameter].gradient)
+                squares = torch.zeros_like(update.gradient) + added_squares(self._replay, replayed, parameter)
+                self._squares[parameter] += float(rule.times(coefficient**2, squares).sum())
+            self._added[parameter].add(rule.times(coefficient, update.gradient))
             self._decayed[parameter] += step.keep != 1.0
 
     def certified(self) -> SpanCertificate:
@@ -73,17 +78,18 @@ class _RebuiltSpan:
 
     def _compare(self) -> SpanCertificate:
         first, last = self._before.info.last_step, self._after.info.last_step
-        stored_eps, entry = self._replay.run.manifest.storage.precision.eps, self._replay.rule.momentum
+        stored_eps, rule = self._replay.run.manifest.storage.precision.eps, self._replay.rule
         distances = {}
         for parameter, adjoint in self._adjoints.items():
             before, after = (stored_parameter(shard, parameter) for shard in (self._before, self._after))
-            initial = initial_part(self._before, parameter, entry, adjoint.weight, adjoint.momentum)
+            initial = initial_part(self._before, parameter, rule, adjoint.weight, adjoint.momentum)
             eps, change = torch.finfo(before.dtype).eps, float((after.double() - before.double()).norm())
             of_slots = rounding_of_slots(self._squares[parameter], max(eps, stored_eps))
             of_weights = rounding_of_weights(last - first, after, eps, self._decayed[parameter])
             floor = of_weights + min(of_slots, _EXPLAINED_SHARE * change)
-            dual = initial + self._added[parameter].total
-            distances[parameter.name] = distance(dual, before.double(), after.double(), floor)
+            remainder = torch.as_tensor(self._remainders[parameter].total)
+            dual, in_no_slot = initial + self._added[parameter].total + remainder, float(remainder.norm())
+            distances[parameter.name] = distance(dual, before.double(), after.double(), floor, in_no_slot)
         return SpanCertificate(first, last, distances)
 
 

@@ -136,7 +136,7 @@ def _distance(
 
     added, of = total[use.parameter], span.of[use.parameter.name]
     before, after = (stored_parameter(shard, use.parameter) for shard in (span.before, span.after))
-    initial = initial_part(span.before, use.parameter, rule.momentum, of.initial, of.momentum)
+    initial = initial_part(span.before, use.parameter, rule, of.initial, of.momentum)
     eps = torch.finfo(before.dtype).eps
     of_slots = rounding_of_slots(added.squares, max(eps, run.manifest.storage.precision.eps))
     floor = of_slots + rounding_of_weights(len(span.steps), probed(after), eps)

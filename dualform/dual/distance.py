@@ -13,7 +13,7 @@ class Distance:
     error: float  # |dual - primal|
     change: float  # |W_T - W_0|
     floor: float  # what rounding can add up to
-    rounding: float = 0.0  # |what rounding gradients to half precision added|: it is part of the dual form, in no slot
+    rounding: float = 0.0  # |what rounding to half precision added|: it is part of the dual form, in no slot
 
     @property
     def no_net_gradient(self) -> bool:

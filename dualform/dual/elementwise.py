@@ -23,7 +23,7 @@ from dualform.dual.coefficients import Array
 from dualform.dual.group_weights import GroupWeight, gradients_by_group
 from dualform.dual.linear import Strengths
 from dualform.dual.rebuilt import Rebuilt, sharing
-from dualform.dual.replay import LongSum, Replay, ReplayedStep
+from dualform.dual.replay import LongSum, Replay, ReplayedStep, Update
 from dualform.dual.state import initial_part, stored_parameter
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import QueryError
@@ -39,7 +39,7 @@ class ElementwiseDual:
         self._view, self._layer, self._rule = view, layer, rule
         self._sharing = sharing(view.run.manifest, layer)
 
-    def _replayed(self, fold: "_ReplayFold", since: int = 0) -> Any:
+    def _replayed(self, fold: "ReplayFold", since: int = 0) -> Any:
         return carry_out(Plan(fold.replay, self._view.selection, (fold,), since))[0]
 
     def _replay(self, units: Tensor | None = None) -> Replay:
@@ -72,14 +72,19 @@ class ElementwiseDual:
             return scores
         units: Tensor | None = torch.nonzero(directions.any(dim=0)).flatten()  # the others are not asked about
         # Units of this layer are key entries of one that has a tied weight the other way round. And outputs that see
-        # entries of their own have to be there all.
-        if len(self._sharing) > 1 or any(use.groups > 1 for use in self._layer.trained):
+        # entries of their own, or that matter to each other, have to be there all.
+        if len(self._sharing) > 1 or self._rule.joint or any(use.groups > 1 for use in self._layer.trained):
             units = None
         asked = asked_of(self._layer, user, queries, directions if units is None else directions[:, units])
         if not valued:
             asked = [question for question in asked if question.use in user.attended]
-        self._replayed(ScoresFold(self._replay(units), user, asked, valued, scores))
+        self._replayed(self._scores_fold(units, user, asked, valued, scores))
         return scores
+
+    def _scores_fold(
+        self, units: Tensor | None, user: Layer, asked: Sequence[Asked], valued: bool, scores: Tensor
+    ) -> "ReplayFold":
+        return ScoresFold(self._replay(units), user, asked, valued, scores)
 
     def group_weights(self, grouping: ByTags) -> dict[Parameter, GroupWeight]:
         fold, run = GroupsFold(self._replay(), self._view.selection, grouping), self._view.run
@@ -106,12 +111,13 @@ class ElementwiseDual:
         )
 
 
-class _ReplayFold:
+class ReplayFold:
     """What folds over replayed steps have in common: one adjoint a parameter, which needs them latest first."""
 
     def __init__(self, replay: Replay) -> None:
         self.replay = replay
         self._adjoints = {parameter: Adjoint() for parameter in replay.parameters}
+        self._remainders = {parameter: LongSum() for parameter in replay.parameters}
 
     def add(self, step: ReplayedStep) -> None:
         raise NotImplementedError
@@ -121,18 +127,28 @@ class _ReplayFold:
 
     def _coefficients(self, step: ReplayedStep) -> dict[Parameter, Any]:
         """Return R_t of each parameter that was stepped; a number, before RAdam divides."""
-        return {parameter: self._adjoints[parameter].back(update.step()) for parameter, update in step.updates.items()}
+        return {parameter: self._back(parameter, update) for parameter, update in step.updates.items()}
+
+    def _back(self, parameter: Parameter, update: Update) -> Any:
+        step, adjoint = update.step(), self._adjoints[parameter]
+        if update.remainder is not None:
+            self._remainders[parameter].add(update.remainder * (-adjoint.weight * step.rest))
+        return adjoint.back(step)
 
     def initial(self, since: Shard, parameter: Parameter) -> Tensor:
-        """Return what the steps so far have left of a snapshot before them, in float64."""
+        """Return what is due to no slot: what the steps so far have left of a snapshot before them, in float64.
+
+        And what the optimiser's own rounding has added since, where it is kept.
+        """
         adjoint = self._adjoints[parameter]
-        return initial_part(since, parameter, self.replay.rule.momentum, adjoint.weight, adjoint.momentum)
+        left = initial_part(since, parameter, self.replay.rule, adjoint.weight, adjoint.momentum)
+        return left + self._remainders[parameter].total
 
     def merge(self, other: Any) -> None:
         raise NotImplementedError("a replay is not split: its coefficients go from step to step")
 
 
-class AddedFold(_ReplayFold):
+class AddedFold(ReplayFold):
     """Sums up what the chosen slots have added to each parameter."""
 
     def __init__(self, replay: Replay, selection: Selection) -> None:
@@ -141,10 +157,10 @@ class AddedFold(_ReplayFold):
         self._sums = {parameter: LongSum() for parameter in replay.parameters}
 
     def add(self, step: ReplayedStep) -> None:
-        coefficients = self._coefficients(step)
+        coefficients, rule = self._coefficients(step), self.replay.rule
         if self.replay.chooses_all(step, self._selection):
             for parameter, coefficient in coefficients.items():
-                self._sums[parameter].add(coefficient * step.updates[parameter].gradient)
+                self._sums[parameter].add(rule.times(coefficient, step.updates[parameter].gradient))
             return
         for layer in self.replay.layers:
             blocks = self.replay.blocks(step, layer, self._selection)
@@ -152,14 +168,14 @@ class AddedFold(_ReplayFold):
                 rounding = self.replay.rounding(step, layer, use)
                 for block in blocks:
                     gradient = rounding.of(block, block.product(use, block.values)) * float(block.factors(use)[0])
-                    added = coefficients[use.parameter] * kind_of(layer).from_map(use, gradient)
-                    self._sums[use.parameter].add(added)
+                    added = kind_of(layer).from_map(use, gradient)
+                    self._sums[use.parameter].add(rule.times(coefficients[use.parameter], added))
 
     def finish(self) -> dict[Parameter, LongSum]:
         return self._sums
 
 
-class GroupsFold(_ReplayFold):
+class GroupsFold(ReplayFold):
     """Sums up what each group of slots has added to each parameter."""
 
     def __init__(self, replay: Replay, selection: Selection, grouping: ByTags) -> None:
@@ -177,13 +193,14 @@ class GroupsFold(_ReplayFold):
             for some in [[block] for block in blocks] if any(roundings.values()) else [blocks]:
                 for use, group, gradient in gradients_by_group(slots, some, self._grouping, uses):
                     added = kind_of(layer).from_map(use, roundings[use].of(some[0], gradient))
-                    self._sums[use.parameter][group].add(coefficients[use.parameter] * added)
+                    product = self.replay.rule.times(coefficients[use.parameter], added)
+                    self._sums[use.parameter][group].add(product)
 
     def finish(self) -> dict[Parameter, list[LongSum]]:
         return self._sums
 
 
-class ScoresFold(_ReplayFold):
+class ScoresFold(ReplayFold):
     """Writes what each slot of a layer adds to what is asked of it, to (slots, queries)."""
 
     def __init__(self, replay: Replay, layer: Layer, asked: Sequence[Asked], valued: bool, scores: Tensor) -> None:

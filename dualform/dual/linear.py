@@ -75,7 +75,7 @@ class LinearDual:
         if not parameter.trained:  # it stays itself
             return stored_parameter(since, parameter).double()
         own = self._between(since.info.last_step, self._view.selection.until)[parameter.name]
-        left = initial_part(since, parameter, self._rule.momentum, own.initial, own.momentum)
+        left = initial_part(since, parameter, self._rule, own.initial, own.momentum)
         return left + self._rounding(since.info.last_step).get(parameter, 0.0)
 
     def _sum_up_rounding(self, since: int) -> dict[Parameter, Tensor]:

@@ -12,7 +12,8 @@ Moments go forwards, the adjoint backwards. So a chapter is cut into segments an
 the moments at the start of each; then, from the last segment to the first, a second time, with all of the
 segment kept. That takes two products a step, and memory that grows with the root of a chapter's steps.
 
-Elementwise also means that the output units of a layer do not depend on each other: `units` replays only some.
+Elementwise also means that the output units of a layer do not depend on each other: `units` replays only some, unless
+the rule says that what it divides by is made of all of them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,13 +28,13 @@ from torch import Tensor
 from dualform.algebra import Line, Moments, Rule, Step
 from dualform.dual.rebuilt import over_all_uses
 from dualform.dual.rounding import pass_gradients
-from dualform.dual.state import optimizer_entry, stored_parameter
+from dualform.dual.state import optimizer_entry, stored_parameter, stored_rows
 from dualform.errors import RunError
 from dualform.kinds import kind_of
 from dualform.kinds.half_precision import rounding_ratios
 from dualform.slots import Block, Selection, Slots
 from dualform.store import Layer, Parameter, Run, Shard, Use
-from dualform.store.schema import ledger_tensor
+from dualform.store.schema import ledger_tensor, remainder_tensor
 
 _SHORT_SUM = 64  # matrices
 _TOGETHER = 1024  # steps of one slot whose gradients are made at once,
@@ -49,6 +50,7 @@ class Update:
     line: Line
     moments: Moments  # after the step
     rule: Rule
+    remainder: Tensor | None = None  # of the step, where the rule has one
 
     def step(self) -> Step:
         with np.errstate(all="ignore"):  # infinite or none at all, if a file says so
@@ -73,7 +75,7 @@ class ReplayedStep:
 
 @dataclass(frozen=True)
 class _State:
-    """A parameter between two steps. Weight and momentum matter only where decay goes through the gradient."""
+    """A parameter between two steps. Weight and momentum matter only where moments depend on them, as by decay."""
 
     moments: Moments
     weight: Tensor
@@ -149,11 +151,12 @@ class _Chapter:
         self._replay, self._before, self._shard = replay, before, shard
         self._rule = replay.rule
         self._lines = {parameter: self._read(parameter) for parameter in replay.parameters}
-        self._coupled = {
-            parameter: any(line and replay.rule.decay(line) for line in lines)
+        self._with_weights = {
+            parameter: replay.rule.reads_weight or any(line and replay.rule.decay(line) for line in lines)
             for parameter, lines in self._lines.items()
         }
         self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
+        self._remainders = {parameter: self._read_remainders(parameter) for parameter in replay.parameters}
 
     def _read(self, parameter: Parameter) -> list[Line | None]:
         """Return a parameter's ledger line of each step; None: torch did not step it."""
@@ -164,6 +167,17 @@ class _Chapter:
                 f"{self._shard.path} is a corrupt shard: {name} has numbers that are too large for weights in {dtype}"
             )
         return [dict(zip(self._rule.columns, line, strict=True)) if stepped else None for stepped, *line in lines]
+
+    def _read_remainders(self, parameter: Parameter) -> dict[int, Tensor]:
+        """Return the remainder of each step that has one, by its number."""
+        first, name = self._shard.info.first_step, remainder_tensor(parameter.name)
+        numbers = [first + i for i, line in enumerate(self._lines[parameter]) if line is not None]
+        if self._rule.remainder is None or not numbers:
+            return {}
+        rows = stored_rows(self._shard, name) if name in self._shard else ()
+        if len(rows) != len(numbers):
+            raise RunError(f"{self._shard.path} is a corrupt shard: {name} has {len(rows)} rows, not {len(numbers)}")
+        return dict(zip(numbers, rows, strict=True))
 
     def latest_first(self, until: int) -> Iterator[ReplayedStep]:
         steps = range(self._shard.info.first_step, until)
@@ -193,7 +207,9 @@ class _Chapter:
         def chosen(stored: Tensor) -> Tensor:
             return self._replay.of_units(stored, use).to(self._replay.dtype)
 
-        entries = {entry: optimizer_entry(self._before, use.parameter, entry) for entry in self._rule.moments}
+        entries = {
+            entry: optimizer_entry(self._before, use.parameter, entry, self._rule.joint) for entry in self._rule.moments
+        }
         momentum = optimizer_entry(self._before, use.parameter, self._rule.momentum)
         return _State(
             {entry: chosen(stored) for entry, stored in entries.items() if stored is not None},
@@ -258,7 +274,9 @@ class _Chapter:
             if line is not None:
                 gradient = gradients.get(parameter)
                 known = torch.zeros_like(state[parameter].weight) if gradient is None else gradient
-                updates[parameter], after[parameter] = self._update(parameter, known, state[parameter], line)
+                update, after[parameter] = self._update(parameter, known, state[parameter], line)
+                remainder = self._remainders[parameter].get(number)
+                updates[parameter] = replace(update, remainder=None if remainder is None else remainder.to(known.dtype))
         return after, self._replayed(number, updates)
 
     def _update(self, parameter: Parameter, gradient: Tensor, before: _State, line: Line) -> tuple[Update, _State]:
@@ -267,11 +285,11 @@ class _Chapter:
         g = signed.add(before.weight, alpha=decay) if decay else signed
         try:
             with np.errstate(all="ignore"):
-                moments = self._rule.advance(line, g, before.moments)
+                moments = self._rule.moments_after(line, g, before.moments, before.weight)
         except KeyError as entry:  # one that the optimiser has from the beginning
             raise RunError(f"{self._before.path} is a corrupt shard: the optimiser's {entry} is missing") from None
         update = Update(gradient, line, moments, self._rule)
-        if not self._coupled[parameter]:
+        if not self._with_weights[parameter]:
             return update, _State(moments, before.weight, before.momentum)
         return update, _State(moments, *update.step().forwards(before.weight, before.momentum, g))
 

@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dualform.algebra import Rule
 from dualform.errors import RunError
 from dualform.kinds.names import named_parameters
 from dualform.store import Parameter, Run, Shard
@@ -26,13 +27,21 @@ def stored_parameter(shard: Shard, parameter: Parameter) -> Tensor:
     return stored_tensor(shard, state_tensor(parameter.name))
 
 
-def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None) -> Tensor | None:
-    """Return an entry of the optimiser's state for a parameter, such as its momentum; None: it has none, or not yet."""
+def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None, joint: bool = False) -> Tensor | None:
+    """Return an entry of the optimiser's state for a parameter, such as its momentum; None: it has none, or not yet.
+
+    Args:
+        shard: The snapshot.
+        parameter: The parameter, whose shape the entry has to have;
+        entry: what the optimiser calls it;
+        joint: and whether it may be a mean over some dimensions of the parameter.
+    """
     name = optimizer_tensor(parameter.optimizer, parameter.name, entry)
     if name not in shard:
         return None
     stored = stored_tensor(shard, name)
-    if tuple(stored.shape) != parameter.shape or not stored.is_floating_point():
+    fits = tuple(stored.shape) == parameter.shape or (joint and _is_mean_of(tuple(stored.shape), parameter.shape))
+    if not fits or not stored.is_floating_point():
         raise RunError(
             f"{shard.path} is a corrupt shard: {name} is {shard.dtype(name)} of shape {tuple(stored.shape)}, "
             f"not floats of shape {parameter.shape}"
@@ -40,13 +49,17 @@ def optimizer_entry(shard: Shard, parameter: Parameter, entry: str | None) -> Te
     return stored
 
 
+def _is_mean_of(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    return len(shape) == len(whole) and all(own in (1, all_) for own, all_ in zip(shape, whole, strict=True))
+
+
 def initial_part(
-    shard: Shard, parameter: Parameter, entry: str | None, weight: Tensor | float, momentum: Tensor | float
+    shard: Shard, parameter: Parameter, rule: Rule, weight: Tensor | float, momentum: Tensor | float
 ) -> Tensor:
-    """Return `weight` times a parameter plus `momentum` times its `entry`, both of a snapshot; in float64."""
+    """Return `weight` times a parameter plus `momentum` times its momentum, both of a snapshot; in float64."""
     result = weight * stored_parameter(shard, parameter).double()
-    stored_momentum = optimizer_entry(shard, parameter, entry)
-    return result if stored_momentum is None else result + momentum * stored_momentum.double()
+    stored_momentum = optimizer_entry(shard, parameter, rule.momentum)
+    return result if stored_momentum is None else result + rule.times(momentum, stored_momentum.double())
 
 
 def difference(run: Run, model: nn.Module) -> str | None:

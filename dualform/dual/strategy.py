@@ -1,12 +1,13 @@
 """Choose the dual form of a layer: what can be made of its slots, given what the optimiser made of them.
 
-    dual = Duals(view, ledger)("layers.2")          # linear or elementwise: chosen here, once, and nowhere else
+    dual = Duals(view, ledger)("layers.2")          # linear, elementwise or matrix: chosen here, once, and nowhere else
     dual.rebuild(snapshot)                          # parameters as sums over slots
     dual.scores(queries, directions, valued=True)   # what each slot adds to an output
     dual.group_weights(grouping)                    # what groups of slots have added
     dual.certify()                                  # how far all that is from what training left
 
-Coefficients of SGD and its kin are numbers (linear.py), those of Adam and its kin matrices (elementwise.py).
+Coefficients of SGD and its kin are numbers (linear.py), those of Adam and its kin multiply entry by entry
+(elementwise.py), those of Muon as matrices do (matrix.py).
 """
 
 from functools import lru_cache
@@ -19,6 +20,7 @@ from dualform.dual.coefficients import Array, Ledger, rule_of
 from dualform.dual.elementwise import ElementwiseDual
 from dualform.dual.group_weights import GroupWeight
 from dualform.dual.linear import LinearDual, Strengths
+from dualform.dual.matrix import MatrixDual
 from dualform.dual.rebuilt import Rebuilt
 from dualform.engine import Fold
 from dualform.slots import Block, ByTags, View
@@ -67,6 +69,8 @@ class Duals:
     def _make(self, layer: str) -> Dual:
         run = self.view.run
         rule = rule_of(run, run.layers[layer])
+        if rule.matrices:
+            return MatrixDual(self.view, run.layers[layer], rule)
         if rule.elementwise:
             return ElementwiseDual(self.view, run.layers[layer], rule)
         return LinearDual(self.view, run.layers[layer], rule, self.ledger)

@@ -47,7 +47,23 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "radam": partial(torch.optim.RAdam, lr=2e-3),
     "rmsprop": partial(torch.optim.RMSprop, lr=1e-3),
     "adagrad": partial(torch.optim.Adagrad, lr=1e-2),
+    "adadelta": partial(torch.optim.Adadelta, lr=1.0),
+    "adafactor": partial(torch.optim.Adafactor, lr=1e-2),
+    "adamax": partial(torch.optim.Adamax, lr=2e-3),
+    "asgd": partial(torch.optim.ASGD, lr=0.2),
+    "muon": partial(torch.optim.Muon, lr=1e-2),
+    "rprop": partial(torch.optim.Rprop, lr=1e-3, step_sizes=(1e-6, 1e-2)),
 }
+
+
+def make_optimizers(name: str, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Return the optimiser of a name; two, if it steps hidden weights only: AdamW steps what is left, as is usual."""
+    make = OPTIMIZERS[optimizer_name(name)]
+    if optimizer_name(name) != "muon":
+        return [make(model.parameters())]
+    hidden = {n: p for n, p in model.named_parameters() if p.dim() == 2 and not n.startswith(OUTPUT)}
+    rest = [parameter for n, parameter in model.named_parameters() if n not in hidden]
+    return [make(hidden.values()), OPTIMIZERS["adamw"](rest)]
 
 
 def optimizer_name(optimizer: str) -> str:
@@ -104,21 +120,22 @@ def train(
         overwrite: whether a run at the path is replaced.
         progress: called with the number of each finished step.
     """
-    make = OPTIMIZERS[optimizer_name(optimizer)]
+    optimizer = optimizer_name(optimizer)
     digits = load()
     model = seeded(network, seed)
-    stepper = make(model.parameters())
+    steppers = make_optimizers(optimizer, model)
     images, labels = standardised(digits.train.raw, by=digits.train.raw), digits.train.labels
     with (
         one_thread(),
-        dualform.record(model, stepper, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
+        dualform.record(model, steppers, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
     ):
         for step, ids in enumerate(epochs(len(labels), BATCH, steps, seed)):
             recorder.tag(id=ids, label=labels[ids])
             loss = F.cross_entropy(model(images[ids]), labels[ids])
-            stepper.zero_grad()
+            model.zero_grad()
             loss.backward()
-            stepper.step()
+            for stepper in steppers:
+                stepper.step()
             progress(step)
     inputs = standardised(digits.test.raw, by=digits.train.raw)
     save_inputs(

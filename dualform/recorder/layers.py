@@ -1,7 +1,7 @@
 """Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import torch
@@ -66,7 +66,7 @@ def choose_layers(
         if getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False):
             raise RecordingError(f"the model is compiled with fullgraph=True: {FULLGRAPH}")
     owners = owners_of(model, optimizers)
-    known = {candidate.name: candidate for candidate in candidates(model)}
+    known = {candidate.name: _of_one_optimizer(candidate, owners) for candidate in candidates(model)}
     named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
     fitting = {name for names in named.values() for name in names} - excluded
     wanted = [name for name in known if name in fitting]
@@ -115,6 +115,20 @@ def owners_of(model: nn.Module, optimizers: Sequence[Optimizer]) -> dict[int, in
     return owners
 
 
+def _of_one_optimizer(candidate: Candidate, owners: Mapping[int, int]) -> Candidate:
+    """Leave out what another optimiser steps than the weight, as the bias of a matrix that Muon steps.
+
+    Its slots would be in other steps. It is accounted for instead, like what no layer uses.
+    """
+    parameters = candidate.parameters
+    weight = parameters.get(next(iter(candidate.columns)))
+    owner = owners.get(id(weight))
+    if weight is None or owner is None:
+        return candidate
+    others = {name for name, parameter in parameters.items() if owners.get(id(parameter), owner) != owner}
+    return replace(candidate, columns={n: entries for n, entries in candidate.columns.items() if n not in others})
+
+
 def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage) -> str | None:
     """Return why a layer by itself cannot be recorded exactly; None if it can."""
     if storage.merge and not candidate.kind.vectors:
@@ -135,8 +149,6 @@ def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage)
         return "its weight is not in the optimiser"
     if len({id(parameter) for parameter in parameters.values()}) < len(parameters):
         return "it uses one parameter twice"
-    if any(owners.get(id(parameter), owners[id(weight)]) != owners[id(weight)] for parameter in parameters.values()):
-        return "its weight and its bias belong to different optimisers"
     return None
 
 

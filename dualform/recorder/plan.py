@@ -34,6 +34,13 @@ from dualform.store.coverage import SNAPSHOTS_ONLY, Coverage, coverage
 _MAX_MISSED = 8  # layers that a warning names
 _BYTES = 4  # of a number, as nearly all models have them
 _REMEDY = "Pass values=False to record keys only: attention weights work, outputs do not"
+_REGISTER = "register its algebra with dualform.algebra.register(...), as docs/guides/optimisers.md shows"
+_REFUSED = {  # why no algebra could be registered, and what works instead
+    torch.optim.LBFGS: "how far it goes is found by trying several losses a step, and is no linear function of "
+    f"gradients. {_REMEDY}",
+    torch.optim.SparseAdam: "it steps with sparse gradients, which are not recorded. Make them dense (nn.Embedding "
+    "without sparse=True) and take torch.optim.Adam",
+}
 
 
 @dataclass(frozen=True)
@@ -160,7 +167,12 @@ def _registered_name(optimizer: Optimizer) -> str:
     own, base = type(optimizer), registered_base(type(optimizer))
     own_name = f"{own.__module__}.{own.__name__}"
     if base is None:
-        raise RecordingError(f"no exact dual form is known for {own_name}; choose from {', '.join(known())}. {_REMEDY}")
+        refused = next((why for kind, why in _REFUSED.items() if isinstance(optimizer, kind)), None)
+        if refused is not None:
+            raise RecordingError(f"{own_name} has no dual form: {refused}")
+        raise RecordingError(
+            f"no exact dual form is known for {own_name}; choose from {', '.join(known())}, or {_REGISTER}. {_REMEDY}"
+        )
     # torch wraps `step` when an optimiser is made; below that it is the same function, or it is not
     if unwrap(own.step) is not unwrap(base.step):
         raise RecordingError(

@@ -14,6 +14,7 @@ from dualform.store.schema import OtherParameter
 
 _NO_OPTIMIZER = "no optimiser that was passed steps it"
 _LEFT_OUT = "its layer was left out by layers= or exclude="
+_OTHER_OPTIMIZER = "another optimiser steps it than the weight of its layer"
 _NO_LAYER = "its module is recorded, but does something else with it"
 
 
@@ -31,6 +32,8 @@ def other_parameters(
     used = {use.parameter.name for layer in layers for use in layer.description.uses}
     reasons = {id(candidate.module): obstacles.get(candidate.name, _LEFT_OUT) for candidate in candidates(model)}
     reasons |= {id(layer.module): _NO_LAYER for layer in layers if layer.name not in obstacles}
+    recorded = {id(layer.module) for layer in layers}
+    apart = {id(p) for one in candidates(model) if id(one.module) in recorded for p in one.parameters.values()}
     modules = dict(model.named_modules())
     others = []
     for (own_name, parameter), (name, _) in zip(model.named_parameters(), named_parameters(model), strict=True):
@@ -41,6 +44,8 @@ def other_parameters(
             continue
         owner = owners.get(id(parameter))
         reason = _NO_OPTIMIZER if owner is None else _reason(own_name, modules, reasons)
+        if reason == _NO_LAYER and id(parameter) in apart:
+            reason = _OTHER_OPTIMIZER
         others.append(OtherParameter(Parameter(name, tuple(parameter.shape), owner), reason))
     return tuple(others)
 
@@ -59,7 +64,7 @@ def skipped_modules(obstacles: Mapping[str, str], others: Sequence[OtherParamete
     skipped = {name: reason for name, reason in obstacles.items() if reason != FROZEN}
     for other in others:
         name = other.parameter.name.rpartition(".")[0] or other.parameter.name
-        if other.reason != _LEFT_OUT and not any(holder in skipped for holder in holders(name)):
+        if other.reason not in (_LEFT_OUT, _OTHER_OPTIMIZER) and not any(holder in skipped for holder in holders(name)):
             skipped[name] = other.reason
     return skipped
 

@@ -38,7 +38,7 @@ from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.provenance.follow import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
-from dualform.recorder.snapshot import State, left_out
+from dualform.recorder.snapshot import State, as_column, left_out
 from dualform.store import Column, RunWriter, Where
 from dualform.store.coverage import Coverage, coverage
 
@@ -281,7 +281,7 @@ class Session:
             gradients = self._before.gradients or self._account.gradients(stepped)
             hooks, own = optimizer._optimizer_step_pre_hooks, self._before_hooks[stepped.number].id
             hooks[own] = hooks.pop(own)  # last again: a hook that was added since may change gradients
-            accounts = self._account.take(gradients)
+            accounts = self._account.take(gradients)._replace(remainders=self._remainders(stepped, layers))
             idle |= {name for name, gradient in gradients.items() if gradient is None}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
             due = self._pending.add(StepEvidence(lines, layers, accounts))
@@ -295,6 +295,23 @@ class Session:
             self.failure = error
             raise
         self._stepping = False
+
+    def _remainders(self, stepped: RecordedOptimizer, layers: Sequence[LayerEvidence]) -> dict[str, Column]:
+        """Return what the optimiser's own rounding has added to each parameter that it has just stepped."""
+        if stepped.rule is None or stepped.rule.remainder is None:
+            return {}
+        dtype = torch.float64 if self._plan.storage.dtype == "float64" else torch.float16
+        remainders = {}
+        for evidence in layers:
+            parameters = trained_parameters(evidence.layer)
+            for i in evidence.view.stepped:
+                name, parameter = evidence.layer.description.trained[i].parameter.name, parameters[i]
+                if name not in remainders and parameter.grad is not None:
+                    line = dict(zip(stepped.rule.columns, self._before.lines[name], strict=True))
+                    state = stepped.optimizer.state[parameter]
+                    with torch.no_grad():
+                        remainders[name] = as_column(stepped.rule.remainder(line, parameter.grad, state).to(dtype))
+        return remainders
 
     def _is_as_left(self) -> bool:
         """Return whether weights still are what the last step left, as far as a row of one of them tells."""

@@ -6,6 +6,7 @@ Everything here is numpy: packed bytes and small tables, no live tensors.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from dualform.store.schema import (
     buffer_tensor,
     gradient_tensor,
     ledger_tensor,
+    remainder_tensor,
     slot_tensor,
     tag_tensor,
 )
@@ -48,14 +50,15 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
 
 
 class Accounts(NamedTuple):
-    """What is kept of a step for parameters and buffers that no layer uses."""
+    """What is kept of a step that is due to no slot: parameters and buffers that no layer uses, and remainders."""
 
     gradients: Mapping[str, Column]  # parameter -> its gradient as the optimiser saw it
     buffers: Mapping[str, Column]  # buffer -> its value after the step
+    remainders: Mapping[str, Column] = MappingProxyType({})  # parameter -> what its optimiser's rounding added
 
     @property
     def nbytes(self) -> int:
-        return sum(column.nbytes for column in (*self.gradients.values(), *self.buffers.values()))
+        return sum(column.nbytes for columns in self for column in columns.values())
 
 
 NO_ACCOUNTS = Accounts({}, {})
@@ -105,6 +108,9 @@ class Chapter:
             accounts = [step.accounts for step in self.steps]
             columns |= _stacked(gradient_tensor, [account.gradients for account in accounts])
             columns |= _stacked(buffer_tensor, [account.buffers for account in accounts])
+            for name in dict.fromkeys(name for account in accounts for name in account.remainders):
+                there = (account.remainders[name] for account in accounts if name in account.remainders)
+                columns[remainder_tensor(name)] = Column([np.stack([column.blocks[0] for column in there])])
         return columns
 
     def passes(self, layer: str) -> list[tuple[int, Rows]]:

@@ -62,6 +62,7 @@ def shard_name(index: int) -> str:
 
 
 STATE, SLOTS, AUDIT, GRADIENTS, BUFFERS = "state/", "slots/", "audit/", "gradients/", "buffers/"
+REMAINDERS = "remainders/"
 STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS = "state/parameters/", "state/buffers/", "state/optimizers/"
 
 
@@ -96,6 +97,11 @@ def ledger_tensor(parameter: str) -> str:
 def gradient_tensor(parameter: str) -> str:
     """Return the name of the gradients of a parameter that is accounted for, step by step."""
     return f"{GRADIENTS}{parameter}"
+
+
+def remainder_tensor(parameter: str) -> str:
+    """Return the name of what an optimiser's own rounding added to a parameter, in each step that it took."""
+    return f"{REMAINDERS}{parameter}"
 
 
 def buffer_tensor(buffer: str) -> str:

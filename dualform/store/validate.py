@@ -21,6 +21,7 @@ from dualform.store.schema import (
     audit_tensor,
     gradient_tensor,
     ledger_tensor,
+    remainder_tensor,
     slot_tensor,
     state_tensor,
     tag_tensor,
@@ -134,6 +135,10 @@ def _take_accounts(table: _Table, manifest: Manifest, steps: int) -> None:
             columns = len(manifest.optimizers[parameter.optimizer].columns)
             table.take(ledger_tensor(parameter.name), ("F64",), (steps, 1 + columns))
             table.take(gradient_tensor(parameter.name), _FLOATS, (steps, *parameter.shape))
+    for name in (remainder_tensor(parameter.name) for parameter in manifest.parameters if parameter.trained):
+        if name in table:  # which of the steps it has a row for, the ledger says
+            shapes = {remainder_tensor(parameter.name): parameter.shape for parameter in manifest.parameters}
+            table.take(name, ("F64", "F16"), (min(table.rows(name), steps), *shapes[name]))
     table.take_all(BUFFERS, steps)
 
 

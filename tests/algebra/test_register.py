@@ -190,3 +190,9 @@ def test_a_subclass_counts_as_its_base_unless_it_steps_otherwise(tmp_path: Path)
     assert memory.verify().ok
     with pytest.raises(RecordingError, match=r"Other overrides the step of tests\.algebra\.test_register\.Descent"):
         recorded(Other, tmp_path / "other")
+
+
+def test_the_page_shows_the_lion_that_is_tested() -> None:
+    root = Path(__file__).parents[2]
+    lion = (root / "tests" / "lion.py").read_text(encoding="utf-8").partition("\n\n")[2]
+    assert lion in (root / "docs" / "guides" / "optimisers.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from tests.optimizers import OPTIONS
 from tests.recipes import CLASSES, Recipe, StepRecipe, Trained, recipes, recorded
 
-EACH = settings(max_examples=settings().max_examples * 2 // 5)  # of every optimiser
+EACH = settings(max_examples=settings().max_examples // 4)  # of every optimiser
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import dualform
 from tests.dense import Dense, example_gradients
-from tests.optimizers import ELEMENTWISE
+from tests.optimizers import DECAYING
 
 STEPS = 120
 
@@ -30,7 +30,7 @@ def batch() -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("options", [{}, {"maximize": True}], ids=["", "maximize"])
 @pytest.mark.parametrize("start", [0.0, 0.5])
-@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("name", DECAYING)
 def test_a_padding_row_that_decays(tmp_path: Path, name: str, start: float, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, given = model_of(start), {"weight_decay": 0.1, **options}

@@ -53,7 +53,7 @@ def test_every_optimiser_is_exact_and_its_logits_add_up(tmp_path: Path, name: st
 
 
 def test_the_names_are_those_of_torch(tmp_path: Path) -> None:
-    weight = torch.nn.Parameter(torch.zeros(1))
+    weight = torch.nn.Parameter(torch.zeros(1, 1))
     for name, make in demo.OPTIMIZERS.items():
         assert type(make([weight])).__name__.lower() == name
 

@@ -182,14 +182,49 @@ def test_steps_without_any_gradient(tmp_path: Path) -> None:
     assert memory.steps == 3
 
 
+class _Unknown(torch.optim.Optimizer):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        pass
+
+
 def test_an_unknown_optimiser_raises_unless_keys_only(tmp_path: Path) -> None:
     model = network()
-    rprop = torch.optim.Rprop(model.parameters())
-    with pytest.raises(RecordingError, match="no exact dual form is known for .*Rprop; choose from torch.optim.SGD"):
-        record(model, rprop, tmp_path / "run")
-    with record(model, rprop, tmp_path / "run", values=False):
-        step(model, rprop)
+    unknown = _Unknown(model.parameters())
+    expected = "no exact dual form is known for .*_Unknown; choose from torch.optim.SGD, .*or register its algebra"
+    with pytest.raises(RecordingError, match=expected):
+        record(model, unknown, tmp_path / "run")
+    with record(model, unknown, tmp_path / "run", values=False):
+        step(model, unknown)
     assert dualform.load(tmp_path / "run").slots("0") == 6
+
+
+def test_a_line_search_is_refused_by_name_unless_keys_only(tmp_path: Path) -> None:
+    """Of each of its steps, the keys of the last loss it tried are recorded."""
+    model = network()
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure() -> float:
+        lbfgs.zero_grad()
+        loss = model(torch.randn(6, 5, dtype=torch.float64)).square().mean()
+        loss.backward()
+        return float(loss.detach())
+
+    with pytest.raises(RecordingError, match="LBFGS has no dual form: how far it goes .*. Pass values=False to record"):
+        record(model, lbfgs, tmp_path / "run")
+    with record(model, lbfgs, tmp_path / "run", values=False):
+        for _ in range(2):
+            lbfgs.step(closure)
+    assert dualform.load(tmp_path / "run").slots("0") == 12
+
+
+def test_sparse_gradients_are_refused_by_name(tmp_path: Path) -> None:
+    model = nn.Embedding(5, 3, sparse=True)
+    sparse = torch.optim.SparseAdam(list(model.parameters()))
+    with pytest.raises(RecordingError, match="SparseAdam has no dual form: .* take torch.optim.Adam$"):
+        record(model, sparse, tmp_path / "run")
 
 
 class _Renamed(torch.optim.AdamW):

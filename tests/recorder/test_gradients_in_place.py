@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.optimizers import OPTIONS
+from tests.optimizers import DECAYING
 from tests.recorder.loops import assert_exact, batch, network, record
 
 _OWN: dict[str, list[dict[str, Any]]] = {
@@ -22,7 +22,7 @@ _OWN: dict[str, list[dict[str, Any]]] = {
 _WAYS: list[dict[str, Any]] = [{"foreach": True}, {"foreach": False}, {"fused": True}]
 CASES = [
     (name, {**own, **way, "maximize": maximize, "weight_decay": decay})
-    for name in OPTIONS
+    for name in ("SGD", "ASGD", *DECAYING)
     for own, way, maximize, decay in product(_OWN.get(name, [{}]), _WAYS, (False, True), (0.0, 0.1))
     if "fused" not in way or name in ("SGD", "Adam", "AdamW", "Adagrad")
 ]
