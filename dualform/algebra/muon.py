@@ -22,6 +22,7 @@ _OPTIONS = ("lr", "weight_decay", "momentum", "nesterov", "eps", "ns_steps")
 COLUMNS = (*_OPTIONS, "a", "b", "c", "match_rms")
 MEAN = "momentum_buffer"
 _UPDATE = "update"
+_MAX_STEPS = 99  # that torch allows
 
 
 def read(group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[float, ...]:
@@ -69,7 +70,7 @@ def _iterated(update: Tensor, line: Line, dtype: torch.dtype | None = None) -> t
     norm = turned.norm().clamp(min=line["eps"])
     turned.div_(norm)
     polynomial = torch.eye(len(turned), dtype=turned.dtype, device=turned.device).div_(norm)
-    for _ in range(int(line["ns_steps"])):
+    for _ in range(int(min(max(0.0, line["ns_steps"]), _MAX_STEPS))):  # whatever a file says
         gram = turned @ turned.T
         factor = torch.addmm(gram, gram, gram, beta=line["b"], alpha=line["c"])
         turned = torch.addmm(turned, factor, turned, beta=line["a"])

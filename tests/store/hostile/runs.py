@@ -57,6 +57,13 @@ def nadam(path: Path) -> None:
     _elementwise(path, "NAdam")
 
 
+def muon(path: Path) -> None:
+    """What its own rounding adds is stored step by step."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 2, bias=False))
+    _train(path, model, torch.optim.Muon(model.parameters(), lr=0.1), lambda: torch.randn(2, 2))
+
+
 @_HOWEVER_NARROW
 def relu(path: Path) -> None:
     """Values without their zeros, and bits to spare in the last byte of a row."""
@@ -159,8 +166,8 @@ def untagged(path: Path) -> None:
 
 
 _MADE = (
-    linear, relu, adam, adagrad, nadam, lstm, embedding, maps, diagonal, merged, keys_only, normed, untagged, halves,
-    adam_halves,
+    linear, relu, adam, adagrad, nadam, muon, lstm, embedding, maps, diagonal, merged, keys_only, normed, untagged,
+    halves, adam_halves,
 )  # fmt: skip
 RUNS: Mapping[str, Callable[[Path], None]] = {made.__name__: made for made in _MADE}
 
