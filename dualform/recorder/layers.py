@@ -1,6 +1,6 @@
 """Choose the layers to record, by the user's patterns; name the reason for each that has to be left out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -78,12 +78,14 @@ def choose_layers(
     recordable = [known[name] for name in wanted if not reasons[name]]
     chosen = _recorded(recordable, [_describe(candidate, owners, names) for candidate in recordable])
     if not chosen:
-        why = reasons or ("none is asked for that is not excluded" if known else "it has no nn.Linear")
+        why = reasons or (
+            "none is asked for that is not excluded" if known else "none of its modules is of a known kind"
+        )
         raise RecordingError(f"no layer of this model can be recorded: {why}")
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
-def _fitting(patterns: Names, known: Iterable[str]) -> dict[str, set[str]]:
+def _fitting(patterns: Names, known: Collection[str]) -> dict[str, set[str]]:
     """Return the names that each pattern fits; raise for one that fits none."""
     fitting = {}
     several = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else patterns
@@ -94,8 +96,8 @@ def _fitting(patterns: Names, known: Iterable[str]) -> dict[str, set[str]]:
                 f"choose from {listing(known)}"
             )
         fitting[pattern] = {name for name in known if fnmatchcase(name, pattern)}
-        if not fitting[pattern]:
-            raise UnknownName("linear layer", pattern, known)
+        if not fitting[pattern] and (known or pattern != "*"):
+            raise UnknownName("layer", pattern, known)
     return fitting
 
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 import dualform
 from dualform.errors import RecordingError, RunExists, UnknownName
 from dualform.store import Run
-from tests.recorder.loops import assert_exact, batch, network, record, sgd, step
+from tests.recorder.loops import Unknown, assert_exact, batch, network, record, sgd, step
 
 
 def test_what_cannot_be_recorded_is_skipped_with_a_reason(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_layers_are_chosen_by_name_or_pattern(tmp_path: Path) -> None:
     model = network(nn.ReLU())
     assert dualform.record(model, sgd(model), tmp_path / "a", layers="2").layers == ["2"]
     assert dualform.record(model, sgd(model), tmp_path / "b", layers=["*"]).layers == ["0", "2"]
-    with pytest.raises(UnknownName, match="no linear layer 'head'; choose from '0', '2'"):
+    with pytest.raises(UnknownName, match="no layer 'head'; choose from '0', '2'"):
         dualform.record(model, sgd(model), tmp_path / "c", layers="head")
 
 
@@ -66,10 +66,18 @@ def test_layers_are_excluded_by_name_or_pattern(tmp_path: Path) -> None:
     assert (recorder.layers, recorder.skipped) == (["0", "1"], {})  # nothing has to be left out but what is asked for
     assert dualform.record(model, optimizer, tmp_path / "b", exclude=["[1-9]"]).layers == ["0"]
     assert dualform.record(model, optimizer, tmp_path / "c", layers=["0", "1"], exclude="0").layers == ["1"]
-    with pytest.raises(UnknownName, match="no linear layer 'head'; choose from '0', '1', '2'"):
+    with pytest.raises(UnknownName, match="no layer 'head'; choose from '0', '1', '2'"):
         dualform.record(model, optimizer, tmp_path / "d", exclude=["0", "head"])
     with pytest.raises(RecordingError, match="none is asked for that is not excluded"):
         dualform.record(model, optimizer, tmp_path / "e", exclude="*")
+
+
+def test_a_model_of_which_nothing_is_known_says_so(tmp_path: Path) -> None:
+    model = Unknown(3)
+    with pytest.raises(
+        RecordingError, match="no layer of this model can be recorded: none of its modules is of a known"
+    ):
+        dualform.record(model, sgd(model), tmp_path / "run")
 
 
 def test_part_of_a_model_is_recorded_and_the_rest_keeps_its_values(tmp_path: Path) -> None:
