@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from math import prod
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import QueryError
+from dualform.errors import QueryError, RecordingError
 from dualform.kinds import Ragged, kind_of, match_modules
 from dualform.recorder.layers import LiveLayer
 from dualform.recorder.provenance.experiment import Findings, explore
@@ -29,6 +30,8 @@ from dualform.recorder.provenance.trial import Arguments, BatchOfOne, Subject, U
 from dualform.store import Layer
 
 Shape = tuple[int, ...]
+# Hooks see every forward pass through a model, and eval mode is the whole model's: one thread at a time.
+ONE_AT_A_TIME = RLock()
 
 
 class InputRows:
@@ -79,10 +82,12 @@ class InputRows:
         live = [_live(layer, modules[name]) for name, layer in self._layers.items()]
         subject = Subject(self._model, [layer for layer in live if layer.own_names], self._call)
         try:
-            with trainable(p for module in modules.values() for p in module.parameters(recurse=False)):
+            with ONE_AT_A_TIME, trainable(p for module in modules.values() for p in module.parameters(recurse=False)):
                 return explore(subject, None)
         except BatchOfOne:
             return None
+        except RecordingError:  # which says what to do about it while recording
+            return Unproven("in a layer, keys and errors belong to different inputs")
         except Unproven as reason:
             main = next((tensor for tensor in tensors(self._call) if tensor.dim()), torch.empty(0, 0))
             return None if 1 in main.shape[:2] else reason
@@ -123,13 +128,16 @@ class InputRows:
     def _index(self, owners: Owners, where: str) -> Owners:
         """Return the numbers of the rows asked about, input by input; rows that are no single input's come last."""
         assert self.rows is not None
-        of_inputs = [np.flatnonzero(owners == owner) for owner in (*range(owners.max(initial=SHARED) + 1), SHARED)]
+        if not len(owners):
+            return np.zeros(0, dtype=np.int64)
+        order = np.argsort(np.where(owners == SHARED, owners.max() + 1, owners), kind="stable")
+        of_inputs = np.split(order, np.flatnonzero(np.diff(owners[order])) + 1)
         asked = self.rows if isinstance(self.rows, slice) else slice(self.rows, self.rows + 1 or None)
-        index = [rows if len(rows) == 1 else rows[asked] for rows in of_inputs if len(rows)]
+        index = [rows if len(rows) == 1 else rows[asked] for rows in of_inputs]
         if isinstance(self.rows, int) and any(len(some) != 1 for some in index):
             fewest = min(len(rows) for rows in of_inputs if len(rows) > 1)
             raise QueryError(f"rows={self.rows}, but an input has {fewest} rows in {where}")
-        return np.concatenate(index) if index else np.zeros(0, dtype=np.int64)
+        return np.concatenate(index)
 
 
 def _live(layer: Layer, module: nn.Module) -> LiveLayer:

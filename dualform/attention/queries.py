@@ -5,14 +5,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualform.attention.input_rows import InputRows
+from dualform.attention.input_rows import ONE_AT_A_TIME, InputRows
 from dualform.errors import QueryError, UnknownName
 from dualform.kinds import ModuleCall, OnErrors, kind_of, match_modules
 from dualform.slots import View
@@ -47,10 +46,6 @@ def queries_of(model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows:
     }
 
 
-# Hooks see every forward pass through a model, and eval mode is the whole model's: one thread at a time.
-_one_at_a_time = RLock()
-
-
 @contextmanager
 def hooked(
     model: nn.Module, layers: Mapping[str, Layer], on_keys: Callable[..., OnErrors | None]
@@ -65,7 +60,7 @@ def hooked(
         on_keys: Called with the layer, and then with what `Kind.add_hooks` calls it with.
     """
     modules = match_modules(model, layers)
-    with _one_at_a_time:
+    with ONE_AT_A_TIME:
         handles = [
             kind_of(layer).add_hooks(modules[name], layer, partial(on_keys, layer), lasting=False)
             for name, layer in layers.items()
