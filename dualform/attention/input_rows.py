@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dualform.errors import QueryError, RecordingError
+from dualform.errors import QueryError, RecordingError, listing
 from dualform.kinds import Ragged, kind_of, match_modules
+from dualform.kinds.names import named_parameters
 from dualform.recorder.layers import LiveLayer
 from dualform.recorder.provenance.experiment import Findings, explore
 from dualform.recorder.provenance.layout import SHARED, Owners
@@ -70,16 +71,37 @@ class InputRows:
             of_calls.append(owners if self.rows is None else owners[self._index(owners, f"layer {layer!r}")])
         return np.concatenate(of_calls)
 
+    def doubt(self, layer: str) -> str | None:
+        """Return why it is not known whose the rows of a layer are; None: it is."""
+        if isinstance(self._found, Unproven):
+            return f"rows go by their shape: {self._found}"
+        if self._found is None:
+            return None
+        findings = {call: self._found.layers.get((layer, call)) for call in self._leading[layer]}
+        known = (
+            finding is not None
+            and not finding.incomplete
+            and finding.at(self._leading[layer][call], self._found.batch.size) is not None
+            for call, finding in findings.items()
+        )
+        return None if all(known) else "no output that is laid out by inputs shows it"
+
     @property
     def note(self) -> str | None:
-        """Why rows go by their shape, if they do."""
-        return f"rows go by their shape: {self._found}" if isinstance(self._found, Unproven) else None
+        """In which layers it is not known whose rows are, and why."""
+        if isinstance(self._found, Unproven):
+            return f"rows go by their shape: {self._found}"
+        doubtful = {layer: doubt for layer in self._leading if (doubt := self.doubt(layer)) is not None}
+        if not doubtful:
+            return None
+        return f"whose rows are is not known in {listing(doubtful)}: {next(iter(doubtful.values()))}"
 
     @cached_property
     def _found(self) -> Findings | Unproven | None:
         """What an experiment found out; None: there is one input only, and all rows are its own."""
         modules = match_modules(self._model, self._layers)
-        live = [_live(layer, modules[name]) for name, layer in self._layers.items()]
+        parameters = dict(named_parameters(self._model, remove_duplicate=False))
+        live = [_live(layer, modules[name], parameters) for name, layer in self._layers.items()]
         subject = Subject(self._model, [layer for layer in live if layer.own_names], self._call)
         try:
             with ONE_AT_A_TIME, trainable(p for module in modules.values() for p in module.parameters(recurse=False)):
@@ -140,11 +162,11 @@ class InputRows:
         return np.concatenate(index)
 
 
-def _live(layer: Layer, module: nn.Module) -> LiveLayer:
-    """Return a recorded layer as a model has it."""
-    own = {name for name, parameter in module._parameters.items() if parameter is not None}
-    names = [use.parameter.name.rpartition(".")[2] for use in layer.uses]
-    return LiveLayer(layer.name, module, kind_of(layer), layer, tuple(name for name in names if name in own))
+def _live(layer: Layer, module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> LiveLayer:
+    """Return a recorded layer as a model has it; its module may have another name for a tied parameter."""
+    own = {id(parameter): name for name, parameter in module._parameters.items()}
+    names = (own.get(id(parameters[use.parameter.name])) for use in layer.uses)
+    return LiveLayer(layer.name, module, kind_of(layer), layer, tuple(name for name in names if name is not None))
 
 
 @contextmanager

@@ -55,8 +55,9 @@ class LayerSpotlight(Answers):
         """
         if self._rows is None:
             raise QueryError("whose queries are is known only where the model is: memory.attend(model, inputs)")
-        if self._rows.note:
-            raise QueryError(f"whose rows of layer {self.name!r} are could not be found out: {self._rows.note}")
+        doubt = self._rows.doubt(self.name)
+        if doubt is not None:
+            raise QueryError(f"whose rows of layer {self.name!r} are could not be found out: {doubt}")
         owners = torch.from_numpy(self._rows.owners(self.name))
         owned, inputs = owners >= 0, int(owners.max()) + 1
         summed = self.queries.new_zeros(max(inputs, 0), self.queries.shape[1])

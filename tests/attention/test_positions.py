@@ -12,6 +12,7 @@ from torch.testing import assert_close
 
 import dualform
 from dualform.errors import QueryError
+from tests.kinds.test_every_kind import Plain
 
 EXAMPLES, TIME, WIDTH = 6, 5, 3
 
@@ -195,3 +196,63 @@ def test_the_last_token_of_packed_sequences_is_the_last_of_each(tmp_path: Path) 
     assert_close(spotlight["rnn.l0.ih"].queries, torch.stack([inputs[i, n - 1] for i, n in enumerate(lengths)]))
     whole = memory.attend(model, (inputs, lengths))["rnn.l0.ih"].per_input()
     assert_close(whole.queries, torch.stack([inputs[i, :n].sum(0) for i, n in enumerate(lengths)]))
+
+
+class TiedByAnotherName(nn.Module):
+    """A head whose own name for the embedding's weight is another one; time comes first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(7, WIDTH), Plain(WIDTH, 7)
+        self.head.matrix = self.words.weight  # type: ignore[assignment]
+
+    def forward(self, ids: Tensor) -> Tensor:
+        output: Tensor = self.head(torch.tanh(self.words(ids).cumsum(0)))
+        return output
+
+
+def test_a_tied_weight_may_have_another_name_in_each_module(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TiedByAnotherName().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "run", dtype="float64"):
+        model(torch.randint(7, (TIME, 3))).square().sum().backward()
+        optimizer.step()
+    ids = torch.randint(7, (TIME, 3))
+    spotlight = dualform.load(tmp_path / "run").attend(model, ids, rows=-1)
+    assert spotlight.note is None
+    assert_close(spotlight["head"].queries, torch.tanh(model.words(ids).sum(0)).detach())
+
+
+class Aside(nn.Module):
+    """A layer that no output depends on, so that nothing tells whose its rows are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aside, self.last = nn.Linear(WIDTH, 2), nn.Linear(WIDTH, 2)
+        self.loss: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.loss = self.aside(x.flip(0).reshape(-1, WIDTH)).square().sum()
+        output: Tensor = self.last(x)
+        return output
+
+
+def test_rows_that_nothing_tells_of_are_named(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = Aside().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with dualform.record(model, optimizer, tmp_path / "run", dtype="float64"):
+        output = model(torch.randn(3, TIME, WIDTH, dtype=torch.float64))
+        assert model.loss is not None
+        (output.sum() + model.loss).backward()
+        optimizer.step()
+    memory, inputs = dualform.load(tmp_path / "run"), torch.randn(3, TIME, WIDTH, dtype=torch.float64)
+    spotlight = memory.attend(model, inputs, rows=-1)
+    assert "'aside'" in str(spotlight.note)
+    assert "'last'" not in str(spotlight.note)
+    assert_close(spotlight["last"].queries, inputs[:, -1])
+    everything = memory.attend(model, inputs)
+    assert len(everything["last"].per_input().queries) == 3
+    with pytest.raises(QueryError, match="whose rows of layer 'aside' are could not be found out"):
+        everything["aside"].per_input()
