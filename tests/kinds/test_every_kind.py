@@ -6,28 +6,23 @@ that moved it, with gradients from autograd.
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import dualform
-from tests.dense import Dense, example_gradients
-from tests.optimizers import make, options
+from tests.beside_dense import CLASSES, FEW, Trained, assert_close, check_in_a_folder, train
+from tests.optimizers import options
 
 pytestmark = pytest.mark.slow
 
-CLASSES, BATCH, STEPS = 3, 4, 5
 SMALL = st.integers(1, 3)
-FEW = settings(max_examples=max(settings().max_examples // 8, 3))
 Made = tuple[nn.Module, tuple[int, ...]]  # a module, and the shape of one input
 
 
@@ -195,16 +190,8 @@ CASES = {
 each_kind = pytest.mark.parametrize("kind", CASES)
 
 
-@dataclass
-class Trained:
-    model: nn.Sequential
-    reference: Dense
-    memory: dualform.Memory
-    inputs: Tensor
-
-
 def trained(path: Path, made: Made, optimizer_name: str, given: dict[str, Any]) -> Trained:
-    """A few steps in two chapters, beside the dense loop; statistics of a BatchNorm are frozen, its weight is not."""
+    """A classifier with the module as its first part; statistics of a BatchNorm are frozen, its weight is not."""
     module, shape = made
     torch.manual_seed(0)
     with torch.no_grad():
@@ -213,39 +200,14 @@ def trained(path: Path, made: Made, optimizer_name: str, given: dict[str, Any]) 
     inputs = torch.randn(8, *shape, dtype=torch.float64)
     flat = module.double().eval()(inputs[:1]).numel()
     model = nn.Sequential(module, nn.Tanh(), nn.Flatten(), nn.Linear(flat, CLASSES).double()).eval()
-    labels = torch.arange(8) % CLASSES
-    optimizer = make(optimizer_name, model.parameters(), 0.05, given)
-    reference, twin = Dense(model, optimizer_name), deepcopy(model)  # which nobody records
-    reference.start_warm(optimizer)  # Adagrad's sums may begin with something
-    with dualform.record(model, optimizer, path, dtype="float64") as recorder:
-        for step in range(STEPS):
-            ids = torch.randperm(8)[:BATCH]
-            recorder.tag(id=ids, label=labels[ids])
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            twin.load_state_dict(model.state_dict())
-            gradients = example_gradients(twin, inputs[ids], labels[ids], labels[ids].tolist(), 1.0)
-            groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-            reference.step(gradients, {n: dict(groups[id(p)]) for n, p in model.named_parameters() if n in gradients})
-            optimizer.step()
-            if step == 2:
-                recorder.sync()
-        assert not recorder.notes
-    return Trained(model, reference, dualform.load(path), inputs)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    return train(path, model, deepcopy(model), inputs, optimizer_name, given)
 
 
 def for_each(kind: str, check: Callable[[Trained], None]) -> None:
     @FEW
     @given(CASES[kind], options())
     def train_and_check(made: Made, optimizer: tuple[str, dict[str, Any]]) -> None:
-        with TemporaryDirectory() as place:
-            run = trained(Path(place) / "run", made, *optimizer)
-            assume(run.reference.condition > 1e-6)
-            check(run)
+        check_in_a_folder(lambda path: trained(path, made, *optimizer), check)
 
     train_and_check()
 
@@ -284,8 +246,9 @@ def test_its_output_is_the_modules_and_contributions_add_up(kind: str) -> None:
         for asked in (last.contribution(1), spotlight[layer].contribution(1)):
             total = torch.from_numpy(asked.total()["total"].astype(np.float64))
             assert_close(asked.initial() + total, asked.output())
-        output = run.model[0](run.inputs[:2]).detach()
-        last_channels = isinstance(run.model[0], nn.LayerNorm) or kind not in ("Convolution", "Norm", "TriedDiagonal")
+        module = run.model.get_submodule("0")
+        output = module(run.inputs[:2]).detach()
+        last_channels = isinstance(module, nn.LayerNorm) or kind not in ("Convolution", "Norm", "TriedDiagonal")
         if not last_channels and output.dim() > 3 - (kind == "Convolution"):
             output = output.movedim(1, -1)
         if kind not in ("TransposedConvolution", "EmbeddingBag"):  # whose outputs are sums over slots

@@ -2,27 +2,24 @@
 
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dualform
 from dualform.errors import QueryError
-from tests.dense import Dense, example_gradients
-from tests.optimizers import make, options
+from tests.beside_dense import CLASSES, FEW, Trained, assert_close, check_in_a_folder, train
+from tests.optimizers import options
 from tests.recorder.loops import assert_exact, record, sgd
 
-CLASSES, BATCH, STEPS, TIME, WIDTH, HIDDEN = 3, 4, 5, 3, 2, 3
-FEW = settings(max_examples=max(settings().max_examples // 8, 3))
+TIME, WIDTH, HIDDEN = 3, 2, 3
 KINDS = {"LSTM": "LSTM", "GRU": "GRU", "RNN": "RNN", "LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
 
 
@@ -64,51 +61,18 @@ def classifiers(draw: st.DrawFn, kind: str) -> Classifier:
     return Classifier(kind, **options)
 
 
-@dataclass
-class Trained:
-    model: Classifier
-    reference: Dense
-    memory: dualform.Memory
-    inputs: Tensor
-
-
 def trained(path: Path, model: Classifier, optimizer_name: str, given: dict[str, Any]) -> Trained:
-    """A few steps in two chapters, beside the dense loop, whose gradients are torch's own modules'."""
+    """Recorded is our module, the reference has torch's own."""
     twin = deepcopy(model)
     dualform.unfuse(model)
-    inputs, labels = torch.randn(8, TIME, WIDTH, dtype=torch.float64), torch.arange(8) % CLASSES
-    optimizer = make(optimizer_name, model.parameters(), 0.05, given)
-    reference = Dense(model, optimizer_name)
-    reference.start_warm(optimizer)  # Adagrad's sums may begin with something
-    with record(model, optimizer, path) as recorder:
-        for step in range(STEPS):
-            ids = torch.randperm(8)[:BATCH]
-            recorder.tag(id=ids, label=labels[ids])
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            twin.load_state_dict(model.state_dict())
-            gradients = example_gradients(twin, inputs[ids], labels[ids], labels[ids].tolist(), 1.0)
-            groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
-            reference.step(gradients, {n: dict(groups[id(p)]) for n, p in model.named_parameters() if n in gradients})
-            optimizer.step()
-            if step == 2:
-                recorder.sync()
-        assert not recorder.notes
-    return Trained(model, reference, dualform.load(path), inputs)
-
-
-def assert_close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    return train(path, model, twin, torch.randn(8, TIME, WIDTH, dtype=torch.float64), optimizer_name, given)
 
 
 def for_each(kind: str, check: Callable[[Trained], None]) -> None:
     @FEW
     @given(classifiers(kind), options())
     def train_and_check(model: Classifier, optimizer: tuple[str, dict[str, Any]]) -> None:
-        with TemporaryDirectory() as place:
-            run = trained(Path(place) / "run", model, *optimizer)
-            assume(run.reference.condition > 1e-6)
-            check(run)
+        check_in_a_folder(lambda path: trained(path, model, *optimizer), check)
 
     train_and_check()
 
