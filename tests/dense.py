@@ -309,10 +309,10 @@ def _muon(group: Group, whole: Whole, g: Tensor) -> Move:
     a, b, c = group["ns_coefficients"]
     norm = update.norm().clamp(min=group["eps"])
     left, sizes, right = torch.linalg.svd(update / norm, full_matrices=False)
-    after = sizes
+    after, factors = sizes, torch.ones_like(sizes) / norm  # one by one: a size may be 0
     for _ in range(group["ns_steps"]):
-        after = a * after + b * after**3 + c * after**5
-    factors = after / sizes / norm
+        factor = a + b * after**2 + c * after**4
+        after, factors = after * factor, factors * factor
     rows, columns = g.shape
     matched = group["adjust_lr_fn"] == "match_rms_adamw"
     size = group["lr"] * (0.2 * max(rows, columns) ** 0.5 if matched else max(1.0, rows / columns) ** 0.5)
