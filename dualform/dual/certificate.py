@@ -238,7 +238,7 @@ def verify(
     progress: Callable[[str], None] = lambda layer: None,
 ) -> Certificate:
     """Read every byte of a run, and certify it layer by layer; `progress` is called with each layer's name."""
-    for shard in run.shards:
+    for shard in (shard for shards in run.chains for shard in shards):
         shard.check()
     storage = run.manifest.storage
     layers: dict[str, LayerCertificate] = {}

@@ -236,18 +236,22 @@ class GroupWeightsFold:
 def gradients_by_group(
     slots: Slots, blocks: Sequence[Block], grouping: ByTags, uses: Sequence[Use]
 ) -> Iterator[tuple[Use, int, Tensor]]:
-    """Yield what each group has in the gradient of one step, given its blocks: a map (d_out, width) for each use."""
+    """Yield what each group has in the gradient of one step, given its blocks: a map (d_out, width) for each use.
+
+    Of a group with slots of several processes, it is the sum of what is yielded.
+    """
     if not blocks:
         return
     codes = np.concatenate([grouping.codes(block) for block in blocks])
-    order = np.argsort(codes, kind="stable")
-    [(_, block)] = slots.at(np.concatenate([block.slots for block in blocks])[order])  # a step is in one shard
-    rows, kind = slots.keys.take(block.key_rows), kind_of(slots.layer)
-    values = {use: block.values * torch.from_numpy(block.factors(use)).to(block.dtype)[:, None] for use in uses}
-    for group, span in _spans(codes[order]):
-        keys = kind.keys(slots.layer, rows[span])
-        for use in uses:
-            yield use, group, keys.of(use).outer(values[use][span])
+    order, kind = np.argsort(codes, kind="stable"), kind_of(slots.layer)
+    # a step is in one shard, or in one of each process
+    for places, block in slots.at(np.concatenate([block.slots for block in blocks])[order]):
+        rows = slots.keys.take(block.key_rows)
+        values = {use: block.values * torch.from_numpy(block.factors(use)).to(block.dtype)[:, None] for use in uses}
+        for group, span in _spans(codes[order][places]):
+            keys = kind.keys(slots.layer, rows[span])
+            for use in uses:
+                yield use, group, keys.of(use).outer(values[use][span])
 
 
 def _union(known: Array, new: Array) -> Array:

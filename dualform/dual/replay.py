@@ -32,7 +32,7 @@ from dualform.dual.state import optimizer_entry, stored_parameter, stored_rows
 from dualform.errors import RunError
 from dualform.kinds import kind_of
 from dualform.kinds.half_precision import rounding_ratios
-from dualform.slots import Block, Selection, Slots
+from dualform.slots import NO_ROWS, Block, PassRows, Selection, Slots
 from dualform.store import Layer, Parameter, Run, Shard, Use
 from dualform.store.schema import ledger_tensor, remainder_tensor
 
@@ -64,13 +64,13 @@ class Update:
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """One step: what it did to parameters, and the slots it did it with, by layer: a row range for each pass."""
+    """One step: what it did to parameters, and the slots it did it with, by layer and backward pass."""
 
     number: int
     before: Shard  # of its chapter
     shard: Shard
     updates: Mapping[Parameter, Update]
-    passes: Mapping[str, Sequence[slice]]
+    passes: Mapping[str, Sequence[PassRows]]
 
 
 @dataclass(frozen=True)
@@ -113,20 +113,20 @@ class Replay:
         """Return the slots of a layer in a step, or the chosen ones among them, a block for each pass that has any."""
         slots, passes = self.slots[layer.name], step.passes[layer.name]
         if selection is None:
-            return [slots.block(step.shard, rows) for rows in passes]
-        return slots.chosen_blocks(step.shard, passes, selection)
+            return [slots.block(rows) for rows in passes]
+        return slots.chosen_blocks(passes, selection)
 
     def chooses_all(self, step: ReplayedStep, selection: Selection) -> bool:
         """Return whether a selection has every slot of a step, whose gradients need not be made once more then."""
         return not selection.conditions or all(
-            self.slots[layer].chooses_all(step.shard, passes, selection) for layer, passes in step.passes.items()
+            self.slots[layer].chooses_all(passes, selection) for layer, passes in step.passes.items()
         )
 
     def rounding(self, step: ReplayedStep, layer: Layer, use: Use) -> "Rounding":
         """Return what rounding to half precision made of what slots of a layer added to a parameter in a step."""
-        if step.shard.pass_precision(layer.name) is None:  # as in most trainings
-            return Rounding({})
         blocks = self.blocks(step, layer)
+        if not any(block.rounded for block in blocks):  # as in most trainings
+            return Rounding({})
         products = [block.product(use, self.values(block)) for block in blocks]
         ratios = rounding_ratios(products, [block.precision for block in blocks])
         return Rounding({block.pass_number: ratio for block, ratio in zip(blocks, ratios, strict=True)})
@@ -155,7 +155,7 @@ class _Chapter:
             parameter: replay.rule.reads_weight or any(line and replay.rule.decay(line) for line in lines)
             for parameter, lines in self._lines.items()
         }
-        self._passes = {name: slots.pass_rows(shard) for name, slots in replay.slots.items()}
+        self._passes = {name: slots.passes_of_all(shard) for name, slots in replay.slots.items()}
         self._remainders = {parameter: self._read_remainders(parameter) for parameter in replay.parameters}
 
     def _read(self, parameter: Parameter) -> list[Line | None]:
@@ -232,12 +232,15 @@ class _Chapter:
     def _gradients_of_slots(self, steps: range) -> Mapping[Parameter, Sequence[Tensor]] | None:
         """Return the gradients of steps with one slot each: of each parameter, one a step. None: some have others."""
         (layer, *others), replay = self._replay.layers, self._replay
-        rows = [rows for number in steps for rows in self._passes[layer.name].get(number, [slice(0, 0)])]
-        single = len(rows) == len(steps) and all(row.stop - row.start == 1 for row in rows)
+        passes = [rows for number in steps for rows in self._passes[layer.name].get(number, [NO_ROWS])]
+        single = len(passes) == len(steps) and all(rows.stop - rows.start == 1 for _, rows in passes)
         stepped = all(line is not None for number in steps for line in self._lines_of(number).values())
-        if others or not (single and stepped) or self._shard.pass_precision(layer.name) is not None:
+        if others or not (single and stepped) or len({shard for shard, _ in passes}) > 1:
             return None
-        block, gradients = replay.slots[layer.name].block(self._shard, slice(rows[0].start, rows[-1].stop)), {}
+        whole = PassRows(passes[0].shard, slice(passes[0].rows.start, passes[-1].rows.stop))
+        block, gradients = replay.slots[layer.name].block(whole), {}
+        if block.rounded:
+            return None
         for use in layer.trained:
             factors = torch.from_numpy(block.factors(use)).to(replay.dtype)[:, None, None]
             products = block.keys.of(use).outers(replay.values(block)) * factors  # (steps, units, width)

@@ -48,8 +48,8 @@ class RoundedSteps:
     def __init__(self, run: Run, layer: Layer) -> None:
         self._run, self._layer = run, layer
         self._slots = Slots(run, layer)
-        shards = [shard for _, shard in run.chapters]
-        self._shards: list[Shard] = [s for s in shards if s.pass_precision(layer.name) is not None]
+        shards = run.slot_shards(layer.name)
+        self._shards: list[Shard] = [shard for shard in shards if shard.pass_precision(layer.name) is not None]
 
     def __reduce__(self) -> tuple[type, tuple[Run, Layer]]:
         return RoundedSteps, (self._run, self._layer)
@@ -63,9 +63,9 @@ class RoundedSteps:
 
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[list[Block]]:
         for shard in (self._shards[number] for number in chapters):
-            for step, passes in self._slots.pass_rows(shard).items():
+            for step, passes in self._slots.passes(shard).items():
                 if since <= step < selection.until:
-                    yield [self._slots.block(shard, rows) for rows in passes]
+                    yield [self._slots.block(rows) for rows in passes]
 
 
 class RoundingFold:
@@ -117,6 +117,6 @@ def rounding_of(
 
 def half_precisions(run: Run, layers: Sequence[Layer]) -> str | None:
     """Return the names of the half precisions that gradients of these layers were rounded to; None: of none."""
-    codes = [shard.pass_precision(layer.name) for _, shard in run.chapters for layer in layers]
+    codes = [shard.pass_precision(layer.name) for layer in layers for shard in run.slot_shards(layer.name)]
     names = {PASS_PRECISIONS[code] for some in codes if some is not None for code in set(some.tolist()) if code}
     return " and ".join(sorted(names)) or None

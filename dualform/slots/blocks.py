@@ -9,8 +9,8 @@ What is not asked for is not read.
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
+from functools import cached_property, lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dualform.errors import NotRecorded
 from dualform.kinds import Keys, kind_of
+from dualform.slots.numbers import SlotNumbers
 from dualform.slots.selection import Selection
 from dualform.slots.stored_keys import KeyRows, StoredKeys
 from dualform.slots.stored_maps import StoredMaps
@@ -49,46 +50,63 @@ class _Piece:
     """A layer's slots in one shard."""
 
     shard: Shard
-    first_slot: int
+    first_place: int  # of its slots among those of all shards
     first_key: int
+    first_pass: int
     key_index: Array | None  # (slots,): the number of each slot's key among all stored ones; None: they are in order
     steps: Array  # (slots,)
     passes: Array  # (slots,): number of the backward pass within the shard
 
 
+class PassRows(NamedTuple):
+    """Where the slots of one backward pass are."""
+
+    shard: int  # its number among those with slots of the layer
+    rows: slice
+
+
+NO_ROWS = PassRows(-1, slice(0, 0))
+
+
 class Slots:
-    """All slots of a layer, by chapter: those of its shards that have any. In a precision of at least float32."""
+    """All slots of a layer, by chapter: those of its shards that have any. In a precision of at least float32.
+
+    Where several processes recorded, each shard of each process is a chapter.
+    """
 
     splits = True  # chapters can be read apart, in any order
 
     def __init__(self, run: Run, layer: Layer, dtype: torch.dtype | None = None) -> None:
         self.run, self.layer, self.dtype = run, layer, dtype or keys_dtype(run)
         self._key_dtype = torch.int64 if layer.keys.index else self.dtype
-        self._shards = [shard for _, shard in run.chapters if shard.slots(layer.name)]
-        self._slot_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
+        self._shards = run.slot_shards(layer.name)
+        self._numbers = SlotNumbers(self._shards, layer.name)
+        self._place_starts = np.cumsum([0, *(shard.slots(layer.name) for shard in self._shards)])
         self._row_starts = np.cumsum([0, *(shard.key_rows(layer.name) for shard in self._shards)])  # as they are stored
-        self._key_starts = self._slot_starts if layer.keys.geometry else self._row_starts
+        self._key_starts = self._place_starts if layer.keys.geometry else self._row_starts
         self._piece = lru_cache(maxsize=_KEPT_PIECES)(self._load_piece)
-        self._mask: tuple[int, Selection, NDArray[np.bool_]] | None = None  # of the shard asked for last
+        self._masks: dict[int, NDArray[np.bool_]] = {}  # of the shards asked for last, one of each process
+        self._masks_of: Selection | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a description; whoever unpickles it opens the run."""
         return Slots, (self.run, self.layer, self.dtype)
 
     def __len__(self) -> int:
-        return int(self._slot_starts[-1])
+        return int(self._place_starts[-1])
 
     @cached_property
     def keys(self) -> KeyRows:
         stored = torch.int32 if self.layer.keys.index else TORCH[self.run.manifest.storage.dtype]
         rows = StoredKeys(self.layer, self._shards, self._row_starts, stored, self._key_dtype)
-        return StoredMaps(self.layer, self._shards, self._slot_starts, rows) if self.layer.keys.geometry else rows
+        return StoredMaps(self.layer, self._shards, self._place_starts, rows) if self.layer.keys.geometry else rows
 
     def positions(self, slots: Array) -> dict[str, Array]:
         """Return where on the map of its example each slot is, by the name of the dimension; of no map: nothing."""
         if not isinstance(self.keys, StoredMaps):
             return {}
-        return dict(zip(DIMENSIONS[-self.keys.dimensions :], self.keys.positions(slots).T, strict=True))
+        positions = self.keys.positions(self._numbers.places(slots))
+        return dict(zip(DIMENSIONS[-self.keys.dimensions :], positions.T, strict=True))
 
     @property
     def map_positions(self) -> set[tuple[int, ...]]:
@@ -132,58 +150,79 @@ class Slots:
 
     def at(self, slots: Array) -> "list[tuple[Array, Block]]":
         """Return blocks of just these slots, each with the positions of its rows in `slots`."""
-        chapters = np.searchsorted(self._slot_starts, slots, side="right") - 1
+        places = self._numbers.places(slots)
+        chapters = np.searchsorted(self._place_starts, places, side="right") - 1
         blocks = []
         for chapter in np.unique(chapters).tolist():
             positions, piece = np.flatnonzero(chapters == chapter), self._piece(chapter)
-            blocks.append((positions, Block(self, piece, slots[positions] - piece.first_slot)))
+            blocks.append((positions, Block(self, piece, places[positions] - piece.first_place)))
         return blocks
 
-    def pass_rows(self, shard: Shard) -> dict[int, list[slice]]:
-        """Return the rows of each backward pass in a shard, by its step, in order."""
-        rows: dict[int, list[slice]] = {}
+    def numbers(self, places: Array) -> Array:
+        """Return the numbers of slots by their places."""
+        return self._numbers.of(places)
+
+    def passes(self, shard: Shard) -> "dict[int, list[PassRows]]":
+        """Return where the backward passes in a shard are, by their step, in order."""
+        passes: dict[int, list[PassRows]] = {}
         if shard in self._shards:
-            steps, counts = shard.passes(self.layer.name)
+            number, (steps, counts) = self._shards.index(shard), shard.passes(self.layer.name)
             ends = np.cumsum(counts)
             for step, start, end in zip(steps, ends - counts, ends, strict=True):
-                rows.setdefault(int(step), []).append(slice(int(start), int(end)))
-        return rows
+                passes.setdefault(int(step), []).append(PassRows(number, slice(int(start), int(end))))
+        return passes
 
-    def block(self, shard: Shard, rows: slice | Array) -> "Block":
-        """Return some rows of a shard."""
-        return Block(self, self._piece(self._shards.index(shard)), rows)
+    def passes_of_all(self, shard: Shard) -> "dict[int, list[PassRows]]":
+        """Return the same of all processes, in the chapter that a shard is of."""
+        passes: dict[int, list[PassRows]] = {}
+        for other in (other for other in self._shards if other.info.first_step == shard.info.first_step):
+            for step, of_step in self.passes(other).items():
+                passes.setdefault(step, []).extend(of_step)
+        return passes
 
-    def chosen_blocks(self, shard: Shard, passes: Sequence[slice], selection: Selection) -> "list[Block]":
-        """Return the chosen slots of some backward passes in a shard, a block for each pass that has any."""
-        if not passes:
-            return []
-        mask = self._chosen(self._shards.index(shard), selection)
-        chosen = [rows.start + np.flatnonzero(mask[rows]) for rows in passes]
-        return [self.block(shard, rows) for rows in chosen if len(rows)]
+    def block(self, rows: "PassRows") -> "Block":
+        """Return the slots of a backward pass."""
+        return Block(self, self._piece(rows.shard), rows.rows)
 
-    def chooses_all(self, shard: Shard, passes: Sequence[slice], selection: Selection) -> bool:
-        """Return whether all slots of some backward passes in a shard are chosen."""
-        if not passes:
-            return True
-        mask = self._chosen(self._shards.index(shard), selection)
-        return all(mask[rows].all() for rows in passes)
+    def chosen_blocks(self, passes: "Sequence[PassRows]", selection: Selection) -> "list[Block]":
+        """Return the chosen slots of some backward passes, a block for each pass that has any."""
+        chosen = [(n, rows.start + np.flatnonzero(self._chosen(n, selection)[rows])) for n, rows in passes]
+        return [Block(self, self._piece(number), rows) for number, rows in chosen if len(rows)]
+
+    def chooses_all(self, passes: "Sequence[PassRows]", selection: Selection) -> bool:
+        """Return whether all slots of some backward passes are chosen."""
+        return all(self._chosen(number, selection)[rows].all() for number, rows in passes)
 
     def _chosen(self, chapter: int, selection: Selection) -> NDArray[np.bool_]:
         """Return which rows of a shard a selection contains."""
-        kept = self._mask
-        if kept is None or kept[0] != chapter or kept[1] is not selection:
+        if selection is not self._masks_of or len(self._masks) > self.run.manifest.world:
+            self._masks, self._masks_of = {}, selection
+        if chapter not in self._masks:
             piece = self._piece(chapter)
-            mask = selection.mask(piece.shard, self.layer.name, piece.steps, piece.first_slot)
-            self._mask = kept = chapter, selection, mask
-        return kept[2]
+            places = np.arange(piece.first_place, piece.first_place + len(piece.steps))
+            numbers = partial(self._numbers.of, places)
+            self._masks[chapter] = selection.mask(piece.shard, self.layer.name, piece.steps, numbers)
+        return self._masks[chapter]
 
     def _load_piece(self, chapter: int) -> _Piece:
         shard = self._shards[chapter]
         steps, counts = shard.passes(self.layer.name)
-        index = shard.key_index(self.layer, int(self._key_starts[chapter + 1]))
+        # keys are numbered through the shards of one process
+        first_of_rank = next(i for i, other in enumerate(self._shards) if other.info.rank == shard.info.rank)
+        before = int(self._key_starts[first_of_rank])
+        index = shard.key_index(self.layer, int(self._key_starts[chapter + 1]) - before)
         passes = np.repeat(np.arange(len(counts)), counts)
-        first_slot, first_key = int(self._slot_starts[chapter]), int(self._key_starts[chapter])
-        return _Piece(shard, first_slot, first_key, index, steps[passes], passes)
+        first_place, first_key = int(self._place_starts[chapter]), int(self._key_starts[chapter])
+        return _Piece(
+            shard, first_place, first_key, self._first_pass(chapter),
+            index + before if before and index is not None else index, steps[passes], passes,
+        )  # fmt: skip
+
+    def _first_pass(self, chapter: int) -> int:
+        """Return the number of a shard's first pass among those that other processes have in the same chapter."""
+        first_step = self._shards[chapter].info.first_step
+        earlier = (shard for shard in self._shards[:chapter] if shard.info.first_step == first_step)
+        return sum(shard.length(slot_tensor(self.layer.name, "pass_step")) for shard in earlier)
 
 
 @dataclass(eq=False)
@@ -202,12 +241,16 @@ class Block:
     @cached_property
     def slots(self) -> Array:
         """The number of each among all slots of the layer."""
+        return self._of.numbers(self._places)
+
+    @property
+    def _places(self) -> Array:
         rows = self._rows
-        numbers = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        return numbers + self._piece.first_slot
+        within = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+        return within + self._piece.first_place
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return self._rows.stop - self._rows.start if isinstance(self._rows, slice) else len(self._rows)
 
     @property
     def steps(self) -> Array:
@@ -227,14 +270,14 @@ class Block:
     def visits(self) -> Array:
         """How many slots were summed up in each of these: 1, unless the memory is merged."""
         visits = self._piece.shard.visits(self._of.layer.name)
-        return np.ones(len(self.slots), dtype=np.int64) if visits is None else visits[self._rows]
+        return np.ones(len(self), dtype=np.int64) if visits is None else visits[self._rows]
 
     @property
     def key_rows(self) -> Array:
         """The number of each slot's key among the stored ones."""
         if self._piece.key_index is not None:
             return self._piece.key_index[self._rows]
-        return self.slots - self._piece.first_slot + self._piece.first_key
+        return self._places - self._piece.first_place + self._piece.first_key
 
     @cached_property
     def values(self) -> Tensor:
@@ -262,14 +305,23 @@ class Block:
 
     @property
     def pass_number(self) -> int:
-        """The number of its backward pass within the shard, if it is of one pass."""
+        """The number of its backward pass within the chapter, of all processes, if it is of one pass."""
+        return self._piece.first_pass + self._pass_within
+
+    @property
+    def _pass_within(self) -> int:
         return int(self._piece.passes[self._rows][0])
+
+    @property
+    def rounded(self) -> bool:
+        """Whether any pass of its shard was rounded to half precision."""
+        return self._piece.shard.pass_precision(self._of.layer.name) is not None
 
     @property
     def precision(self) -> int:
         """The code of the precision that its backward pass was rounded to, if it is of one pass."""
         codes = self._piece.shard.pass_precision(self._of.layer.name)
-        return 0 if codes is None else int(codes[self.pass_number])
+        return 0 if codes is None else int(codes[self._pass_within])
 
     def tag(self, name: str) -> Array:
         return self._piece.shard.decoded(self._of.layer.name, name, self._rows)

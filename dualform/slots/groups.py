@@ -77,8 +77,7 @@ class ByTags:
             return cls(categories, np.arange(categories[names[0]].size)[None])
         from_shards = [
             cls._in_columns(categories, {name: shard.decoded(layer.name, name) for name in names})
-            for _, shard in run.chapters
-            if shard.slots(layer.name)
+            for shard in run.slot_shards(layer.name)
         ]
         none = np.empty((len(names), 0), dtype=np.int64)
         return cls(categories, np.concatenate([none, *from_shards], axis=1))

@@ -1,6 +1,6 @@
 """Select the slots a question is about: those before a step, and those whose tags fit."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from operator import index
 from typing import Any
@@ -26,11 +26,11 @@ class Condition:
     values: Mapping[str, tuple[Any, ...]]
     inverted: bool = False
 
-    def mask(self, shard: Shard, layer: str, steps: Array, slots: Array) -> Mask:
-        mask = np.ones(len(steps), dtype=bool)
+    def mask(self, shard: Shard, layer: str, numbers: Mapping[str, Callable[[], Array]], slots: int) -> Mask:
+        mask = np.ones(slots, dtype=bool)
         for name, wanted in self.values.items():
-            if name in ("step", "slot"):
-                mask &= _isin({"step": steps, "slot": slots}[name], wanted)
+            if name in numbers:
+                mask &= _isin(numbers[name](), wanted)
             else:
                 mask &= _has_tag(shard, layer, name, wanted)
         return ~mask if self.inverted else mask
@@ -74,12 +74,11 @@ class Selection:
     def narrowed(self, condition: Condition) -> "Selection":
         return replace(self, conditions=(*self.conditions, condition))
 
-    def mask(self, shard: Shard, layer: str, steps: Array, first_slot: int) -> Mask:
-        """Return which of a shard's slots are selected; `steps` has the step of each."""
+    def mask(self, shard: Shard, layer: str, steps: Array, slots: Callable[[], Array]) -> Mask:
+        """Return which of a shard's slots are selected, given the step of each, and what returns the number of each."""
         mask = steps < self.until
-        slots = np.arange(first_slot, first_slot + len(steps)) if self.conditions else steps
         for condition in self.conditions:
-            mask &= condition.mask(shard, layer, steps, slots)
+            mask &= condition.mask(shard, layer, {"step": lambda: steps, "slot": slots}, len(steps))
         return mask
 
 

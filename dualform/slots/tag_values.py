@@ -33,7 +33,7 @@ class TagValues:
     def of(cls, run: Run, layer: str, tag: str) -> "TagValues":
         """Find all values of a tag in a layer's slots."""
         per_shard, any_untagged = [], False
-        for shard in (shard for _, shard in run.chapters if shard.slots(layer)):
+        for shard in run.slot_shards(layer):
             column, untagged = shard.tag(layer, tag)
             if untagged is not None and untagged.any():
                 column, any_untagged = column[~untagged], True

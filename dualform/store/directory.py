@@ -15,7 +15,7 @@ from dualform.store.schema import MANIFEST, MAX_HEADER_BYTES, shard_name
 from dualform.store.shard import Shard
 from dualform.strict_json import parse
 
-_SHARD = re.compile(rf"shard-(\d{{6,}})\.safetensors({re.escape(UNFINISHED)})?")
+_SHARD = re.compile(rf"(?:rank-(\d{{4}})-)?shard-(\d{{6,}})\.safetensors({re.escape(UNFINISHED)})?")
 
 
 def claim(where: Where, overwrite: bool) -> Lock:
@@ -30,7 +30,7 @@ def claim(where: Where, overwrite: bool) -> Lock:
         lock = backend.lock()  # raises while someone is recording there
         try:
             _check_replaceable(backend, overwrite)  # once more: now nobody else can change it
-            _remove_shards(lock, 0)  # an old manifest stays until a new one replaces it, to show what this was
+            _remove_shards(lock, 0, None)  # an old manifest stays until a new one replaces it, to show what this was
         except BaseException:
             lock.release()
             raise
@@ -68,25 +68,39 @@ def _holds_no_step(backend: Backend, names: set[str]) -> bool:
             read_manifest(backend)
             return True
         run = Run(backend)
-        return run.steps == 0 and names == {MANIFEST, *(shard_name(shard.info.index) for shard in run.shards)}
+        shards = {shard_name(shard.info.index, shard.info.rank) for shards in run.chains for shard in shards}
+        return run.steps == 0 and names == {MANIFEST, *shards}
     return False
 
 
-def _remove_shards(lock: Lock, first: int) -> None:
-    """Remove all shards from a number on, whole or unfinished; each removal is durable before the next one begins."""
-    shards = [(int(match[1]), name) for name in lock.names() if (match := _SHARD.fullmatch(name))]
+def _remove_shards(lock: Lock, first: int, rank: int | None) -> None:
+    """Remove the shards of a process, or of all, from a number on, whole or unfinished.
+
+    Each removal is durable before the next one begins.
+    """
+    matches = [match for name in lock.names() if (match := _SHARD.fullmatch(name))]
+    shards = [(int(match[2]), match[0]) for match in matches if rank in (None, int(match[1] or 0))]
     for index, name in sorted(shards, reverse=True):
         if index >= first:
             lock.delete(name)
 
 
 class Resumption:
-    """A run that is resumed at a step: locked and checked, and only then, by `cut`, changed."""
+    """A run that is resumed at a step: locked and checked, and only then, by `cut`, changed.
 
-    def __init__(self, where: Where, step: int) -> None:
+    Of a run that several processes record, each resumes its own chain.
+    """
+
+    def __init__(self, where: Where, step: int, rank: int = 0, world: int = 1) -> None:
         backend = open_backend(where)
-        read_manifest(backend)  # before a lock file is made where no run is
-        self.lock = backend.lock()
+        begun = read_manifest(backend)  # before a lock file is made where no run is
+        if begun.world != world:
+            raise CannotResume(
+                f"{backend.describe()} was recorded by {begun.world} processes, and now there are {world}: go on with "
+                "as many as before"
+            )
+        self._rank = rank
+        self.lock = backend.lock(rank) if rank else backend.lock()
         try:
             self.run = Run(backend)
             sealed = self.run.sealed
@@ -109,12 +123,12 @@ class Resumption:
     @property
     def kept(self) -> list[Shard]:
         """The shards that stay."""
-        return self.run.shards[: self.snapshot.info.index + 1]
+        return self.run.chains[self._rank][: self.snapshot.info.index + 1]
 
     def cut(self) -> None:
         """Drop what came after the step."""
         try:
-            _remove_shards(self.lock, len(self.kept))
+            _remove_shards(self.lock, len(self.kept), self._rank)
         except OSError as error:
             where = self.run.backend.describe()
             raise StorageError(f"cannot cut {where} back: {error.strerror or error}") from error

@@ -6,6 +6,7 @@ from typing import Any
 from dualform.errors import RunError
 from dualform.store.geometry import Geometry
 from dualform.store.schema import (
+    MAX_RANKS,
     PRECISIONS,
     VERSION,
     KeyLayout,
@@ -44,6 +45,7 @@ def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
             ended=entry.text_or_none("ended"),
             dropped=entry.object("dropped"),
             notes=entry.texts("notes"),
+            rank=entry.count("rank"),
         )
         return info, entry.object("crc32")
 
@@ -77,7 +79,10 @@ def _read_manifest(content: Any, where: str) -> Manifest:
             about=entry.object("about"),
             others=tuple(_read_other(described) for described in entry.list("others")),
             frozen_numbers=entry.count("frozen_numbers"),
+            world=entry.count("world", 1),
         )
+    if manifest.world > MAX_RANKS or (manifest.world > 1 and storage.merge is not None):
+        raise ValueError(f"nothing is recorded like this by {manifest.world} processes")
     if len(by_name) < len(parameters) or {*by_name.values()} != {*manifest.parameters}:
         raise ValueError("its parameters do not have names of their own, or are not used")
     if len({*by_name, *(other.parameter.name for other in manifest.others)}) < len(parameters) + len(manifest.others):

@@ -1,8 +1,11 @@
 """Open a run: the manifest and the longest valid prefix of its shards, as memory maps.
 
+Of a run that several processes recorded, it is the longest prefix that all of them have.
+
 Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,9 +15,10 @@ from numpy.typing import NDArray
 
 from dualform.errors import RunError
 from dualform.store.backend import Backend, LocalFiles, Where, open_backend
+from dualform.store.chain import Chain, cut_to_common, read_chain
 from dualform.store.coverage import Coverage, coverage
 from dualform.store.parse import manifest_from_json
-from dualform.store.schema import GRADIENTS, MANIFEST, MAX_HEADER_BYTES, Manifest, Parameter, ledger_tensor, shard_name
+from dualform.store.schema import GRADIENTS, MANIFEST, MAX_HEADER_BYTES, Manifest, Parameter, ledger_tensor
 from dualform.store.shard import Shard
 
 
@@ -27,32 +31,16 @@ class Run:
     def __init__(self, where: Where) -> None:
         self.backend = open_backend(where)
         self.manifest = read_manifest(self.backend)
-        self.shards: list[Shard] = []
-        self.unread: str | None = None
-        self.tags: dict[str, str] = {}  # name -> kind, of every slot there is
-        self._tags_known = False  # by a shard with slots
-        for index in range(self._count_shards()):
-            try:
-                shard = Shard(self.backend, shard_name(index))
-                self._check_follows(shard, index)
-            except FileNotFoundError:
-                if self._count_shards() > index:  # or else the run was cut back just now
-                    self.unread = f"{self.backend.describe(shard_name(index))} is missing"
-                break
-            except (OSError, MemoryError) as error:  # no proof of damage: what cannot be opened now may be sound
-                where = self.backend.describe(shard_name(index))
-                raise RunError(f"cannot open {where} now, so the run is not read: {error}") from error
-            except RunError as error:
-                self.unread = str(error)
-                break
-            if self.shards:
-                self.shards[-1].following, shard.before = shard, self.shards[-1]
-            self.shards.append(shard)
-            if self._has_slots(shard):
-                self.tags, self._tags_known = shard.info.tags, True
+        chains = [read_chain(self.backend, self.manifest, rank) for rank in range(self.manifest.world)]
+        self.unread = next((chain.unread for chain in chains if chain.unread), None)
+        cut_to_common(chains)
+        self.chains = [chain.shards for chain in chains]  # of each process that recorded it
+        self.shards = self.chains[0]  # with the state, and all that is the same in all processes
         if not self.shards:
             reason = self.unread or "nothing was sealed yet"
-            raise RunError(f"{self.backend.describe()} has no readable shard: {reason}")
+            others = f", in all of its {len(chains)} processes" if len(chains) > 1 else ""
+            raise RunError(f"{self.backend.describe()} has no readable shard: {reason}{others}")
+        self.tags = self._common_tags(chains)  # name -> kind, of every slot there is
         self.dropped = self.shards[-1].info.dropped  # layers that were not recorded to the end, and from which step
         self.layers = {layer.name: layer for layer in self.manifest.layers if layer.name not in self.dropped}
         self.steps = self.shards[-1].info.last_step
@@ -65,13 +53,6 @@ class Run:
         """Pickle the place it is in; whoever unpickles it opens it there."""
         return Run, (self.backend,)
 
-    def _count_shards(self) -> int:
-        try:
-            names = self.backend.names()
-        except OSError as error:
-            raise RunError(f"cannot list {self.backend.describe()}: {error.strerror or error}") from None
-        return sum(name.startswith("shard-") and name.endswith(".safetensors") for name in names)
-
     @property
     def path(self) -> Path:
         """The directory of a run of local files, which may hold other files too; raises for any other run."""
@@ -79,26 +60,11 @@ class Run:
             raise RunError(f"the run in {self.backend.describe()} has no directory: it is not made of local files")
         return self.backend.directory
 
-    def _check_follows(self, shard: Shard, index: int) -> None:
-        info, before = shard.info, self.shards[-1] if self.shards else None
-        if (info.run, info.index) != (self.manifest.run, index):
-            raise RunError(f"{shard.path} belongs to another run or another place in it")
-        if info.previous != (before.digest if before else self.manifest.digest):
-            raise RunError(f"{shard.path} does not follow the {'shard' if before else 'manifest'} before it")
-        if info.first_step != (before.info.last_step if before else 0) or (not before and info.last_step):
-            raise RunError(f"{shard.path} does not go on where the shard before it ends")
-        if not before and not shard.has_state:
-            raise RunError(f"{shard.path} does not have the state the run began with")
-        shard.check_contents(self.manifest)
-        dropped = before.info.dropped if before else {}
-        new = {layer: step for layer, step in info.dropped.items() if layer not in dropped}
-        if {**dropped, **new} != info.dropped or any(step < info.first_step for step in new.values()):
-            raise RunError(f"{shard.path} has dropped other layers than the shards before it, or earlier")
-        if self._has_slots(shard) and self._tags_known and info.tags != self.tags:
-            raise RunError(f"{shard.path} has other tags than the shards before it")
-
-    def _has_slots(self, shard: Shard) -> bool:
-        return any(shard.slots(layer.name) for layer in self.manifest.layers)
+    def _common_tags(self, chains: Sequence[Chain]) -> dict[str, str]:
+        known = [chain.tags for chain in chains if chain.tags is not None]
+        if any(tags != known[0] for tags in known):
+            raise RunError(f"the processes that recorded {self.backend.describe()} gave different tags")
+        return dict(known[0]) if known else {}
 
     @property
     def ended(self) -> str | None:
@@ -112,7 +78,7 @@ class Run:
 
     @property
     def nbytes(self) -> int:
-        return sum(shard.nbytes for shard in self.shards)
+        return sum(shard.nbytes for shards in self.chains for shard in shards)
 
     @property
     def sealed(self) -> dict[int, Shard]:
@@ -134,10 +100,14 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What its recorder had to say, each once."""
-        return list(dict.fromkeys(note for shard in self.shards for note in shard.info.notes))
+        return list(dict.fromkeys(note for shards in self.chains for shard in shards for note in shard.info.notes))
 
     def slots(self, layer: str) -> int:
-        return sum(shard.slots(layer) for shard in self.shards)
+        return sum(shard.slots(layer) for shard in self.slot_shards(layer))
+
+    def slot_shards(self, layer: str) -> list[Shard]:
+        """Return the shards that have slots of a layer: process by process, each in the order of steps."""
+        return [shard for shards in self.chains for shard in shards if shard.slots(layer)]
 
     def ledger(self, parameter: str) -> NDArray[np.float64]:
         """Return all ledger lines of a parameter: (steps, 1 + columns)."""

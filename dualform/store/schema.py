@@ -16,9 +16,10 @@ from typing import Any
 
 from dualform.store.geometry import Geometry
 
-VERSION = 5
+VERSION = 6
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
+MAX_RANKS = 10_000  # processes that record one run
 RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
 MAX_HEADER_BYTES = 100_000_000  # of a shard, as safetensors has it; and of a manifest
 EXPONENTS = range(-126, 128)  # of the powers of two that a float32 has
@@ -57,8 +58,15 @@ DTYPES = {
 # Names of files and tensors
 
 
-def shard_name(index: int) -> str:
-    return f"shard-{index:06d}.safetensors"
+def shard_name(index: int, rank: int = 0) -> str:
+    """Return the name of a chapter's file; each process of a distributed training has a chain of its own."""
+    own = f"rank-{rank:04d}-" if rank else ""
+    return f"{own}shard-{index:06d}.safetensors"
+
+
+def lock_name(rank: int) -> str:
+    """Return the name of the lock that the writer of a chain holds."""
+    return f"rank-{rank:04d}-{LOCK}" if rank else LOCK
 
 
 STATE, SLOTS, AUDIT, GRADIENTS, BUFFERS = "state/", "slots/", "audit/", "gradients/", "buffers/"
@@ -242,6 +250,7 @@ class Manifest:
     about: dict[str, Any] = field(default_factory=dict)
     others: tuple[OtherParameter, ...] = ()
     frozen_numbers: int = 0  # in parameters that were not trainable when recording began
+    world: int = 1  # how many processes recorded it, each to a chain of shards of its own
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -297,6 +306,7 @@ class ShardInfo:
     ended: str | None  # None: recording went on after this shard
     dropped: dict[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded any more
     notes: tuple[str, ...] = ()  # what a reader should know of it
+    rank: int = 0  # of the process that wrote it; those but 0 write slots only
 
     def to_json(self, checksums: dict[str, int]) -> str:
         return json.dumps({"version": VERSION, **asdict(self), "crc32": checksums}, sort_keys=True)

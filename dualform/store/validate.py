@@ -48,14 +48,18 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
         if not isinstance(kind, str) or kind not in _TAGS:
             raise ValueError(f"unknown kind of tag: {kind!r}")
     _check_dropped(manifest, info)
+    if info.rank >= manifest.world:
+        raise ValueError(f"it is of process {info.rank}, of {manifest.world}")
     table = _Table(tensors)
     steps = info.last_step - info.first_step
-    for parameter in manifest.parameters if steps else ():
+    with_tables = steps and not info.rank  # what is the same in all processes, the first one keeps
+    for parameter in manifest.parameters if with_tables else ():
         if parameter.optimizer is not None:
             columns = len(manifest.optimizers[parameter.optimizer].columns)
             table.take(ledger_tensor(parameter.name), ("F64",), (steps, 1 + columns))
     for layer in manifest.layers if steps else ():
-        table.take(audit_tensor(layer.name), ("F32",), (steps,))
+        if with_tables:
+            table.take(audit_tensor(layer.name), ("F32",), (steps,))
         if slot_tensor(layer.name, "keys") in table:
             slots = _take_slots(table, layer, manifest.storage, info)
             _take_tags(table, layer, info, slots)
@@ -63,6 +67,9 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
     if any(slot_tensor(layer.name, "keys") in tensors for layer in manifest.layers):
         _take_texts(table, info)
+    if info.rank:
+        table.end(state=False)
+        return
     _take_accounts(table, manifest, steps)
     others = (other.parameter for other in manifest.others)
     for parameter in (*manifest.parameters, *others) if table.with_state else ():
@@ -121,10 +128,10 @@ class _Table:
                 raise ValueError(f"{name} does not have a row for each of {rows} steps")
             del self._left[name]
 
-    def end(self) -> None:
-        """Raise if anything is left but state: other parameters, buffers, an optimiser's own."""
+    def end(self, state: bool = True) -> None:
+        """Raise if anything is left but state: other parameters, buffers, an optimiser's own. Or anything at all."""
         for name in self._left:
-            if not name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS)):
+            if not (state and name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS))):
                 raise ValueError(f"{name} does not belong there")
 
 

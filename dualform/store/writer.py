@@ -40,8 +40,15 @@ class RunWriter:
     """
 
     def __init__(
-        self, where: Where, manifest: Manifest, lock: Lock, chapter_bytes: int, kept: Sequence[Shard] = ()
+        self,
+        where: Where,
+        manifest: Manifest,
+        lock: Lock,
+        chapter_bytes: int,
+        kept: Sequence[Shard] = (),
+        rank: int = 0,
     ) -> None:
+        self._rank = rank
         self._where = open_backend(where).describe()  # for messages
         self._manifest, self._lock, self._chapter_bytes = manifest, lock, chapter_bytes
         self._ends = [shard.info.last_step for shard in kept]  # the last step of each shard on the disk
@@ -76,10 +83,24 @@ class RunWriter:
             raise
         return writer
 
+    @classmethod
+    def join(cls, where: Where, manifest: Manifest, chapter_bytes: int, rank: int) -> Self:
+        """Begin the chain of one more process, which writes its slots only, in a run that the first one has begun."""
+        backend = open_backend(where)
+        lock = backend.lock(rank)
+        try:
+            writer = cls(backend, manifest, lock, chapter_bytes, rank=rank)
+            writer._write(writer._chapter, {}, None)
+        except BaseException:
+            lock.release()
+            raise
+        return writer
+
     @property
     def full(self) -> bool:
         """Whether to seal: the chapter is large, or old and large enough for a snapshot not to matter."""
-        old = bool(self._chapter.steps) and monotonic() - self._begun >= _MAX_UNSEALED_SECONDS
+        # of several processes, the first one knows how large a snapshot is
+        old = not self._rank and bool(self._chapter.steps) and monotonic() - self._begun >= _MAX_UNSEALED_SECONDS
         enough = min(_MIN_SNAPSHOTS * self._state_nbytes, self._chapter_bytes) if old else self._chapter_bytes
         return self._chapter.nbytes >= enough
 
@@ -180,11 +201,11 @@ class RunWriter:
             columns |= of_tag.columns(tag)
         info = ShardInfo(
             self._manifest.run, len(self._ends), self._previous, chapter.first_step, chapter.last_step,
-            dict(chapter.tags), ended, dict(chapter.dropped), tuple(chapter.notes),
+            dict(chapter.tags), ended, dict(chapter.dropped), tuple(chapter.notes), self._rank,
         )  # fmt: skip
         try:
             check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
-            self._previous = write_shard(self._lock, shard_name(len(self._ends)), columns, info)
+            self._previous = write_shard(self._lock, shard_name(len(self._ends), self._rank), columns, info)
         except ValueError as error:  # what could not be read must not be written
             raise StorageError(f"cannot write {self._where}: {error}") from error
         self._ends.append(chapter.last_step)
@@ -196,9 +217,9 @@ class RunWriter:
             raise StorageError(f"cannot write {self._where}: the directory was removed while it was recorded to")
         names = self._lock.names()
         for index in range(len(self._ends)):
-            if shard_name(index) not in names:
+            if (name := shard_name(index, self._rank)) not in names:
                 self._sealed = self._ends[index - 1] if index else 0
-                raise StorageError(f"{shard_name(index)} was removed from {self._where} while it was recorded to")
+                raise StorageError(f"{name} was removed from {self._where} while it was recorded to")
 
 
 def _nbytes(state: State) -> int:

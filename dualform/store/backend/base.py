@@ -1,4 +1,4 @@
-"""What a run needs of the place its bytes live in: a flat set of named objects, and a lock for one writer.
+"""What a run needs of the place its bytes live in: a flat set of named objects, and a lock for each writer.
 
     backend.create()
     lock = backend.lock()                       # raises while somebody else writes there
@@ -8,8 +8,8 @@
     lock.release()
 
 Names are plain: they contain no separators. Any number of readers may look while one writer, who holds the lock,
-writes and deletes. What fails raises an OSError, a FileNotFoundError where there is no such object, unless an
-operation says otherwise.
+writes and deletes; each process of a distributed training writes objects of its own, and has a lock for these. What
+fails raises an OSError, a FileNotFoundError where there is no such object, unless an operation says otherwise.
 """
 
 from collections.abc import Iterable
@@ -102,5 +102,10 @@ class Backend(Protocol):
     def open(self, name: str) -> Blob:
         """Open an object to be read, without reading it. Raises a ValueError for what cannot be one, such as a pipe."""
 
-    def lock(self) -> Lock:
-        """Take the lock. Raises RunExists while somebody else holds it, and a StorageError if it cannot be taken."""
+    def lock(self, rank: int = 0) -> Lock:
+        """Take the lock. Raises RunExists while somebody else holds it, and a StorageError if it cannot be taken.
+
+        Args:
+            rank: Of a process of a distributed training, each of which has a lock of its own. Of a backend that takes
+                no rank, runs of one process can be made.
+        """

@@ -14,7 +14,7 @@ from weakref import WeakSet
 
 from dualform.atomic_file import Bytes, OpenDirectory
 from dualform.errors import RunExists, StorageError
-from dualform.store.schema import LOCK
+from dualform.store.schema import LOCK, lock_name
 
 _TRIES, _PAUSE_SECONDS = 5, 0.05
 
@@ -22,15 +22,15 @@ _TRIES, _PAUSE_SECONDS = 5, 0.05
 class FileLock:
     """Keeps a second writer out of a run, and writes to it: to the directory that was locked, wherever that is now."""
 
-    def __init__(self, path: Path) -> None:
-        directory = None
+    def __init__(self, path: Path, rank: int = 0) -> None:
+        directory, name = None, lock_name(rank)
         try:
             directory = OpenDirectory(path)
-            self._handle = directory.open(LOCK, os.O_RDWR)
+            self._handle = directory.open(name, os.O_RDWR)
         except OSError as error:
             if directory is not None:
                 directory.close()
-            raise StorageError(f"cannot write {path / LOCK}: {error.strerror or error}") from error
+            raise StorageError(f"cannot write {path / name}: {error.strerror or error}") from error
         self._directory = directory
         try:
             _lock_soon(self._handle)
@@ -38,7 +38,7 @@ class FileLock:
             self._close()
             if isinstance(error, BlockingIOError | PermissionError):
                 raise RunExists(f"another process is recording to {path}") from None
-            raise StorageError(f"cannot lock {path / LOCK}: {error.strerror or error}") from error
+            raise StorageError(f"cannot lock {path / name}: {error.strerror or error}") from error
         _held.add(self)
 
     @property
@@ -57,7 +57,7 @@ class FileLock:
         return self._directory.moved
 
     def names(self) -> set[str]:
-        return self._directory.names() - {LOCK}
+        return {name for name in self._directory.names() if not name.endswith(LOCK)}
 
     def write(self, name: str, pieces: Iterable[Bytes]) -> None:
         self._directory.write(name, pieces)

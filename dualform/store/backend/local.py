@@ -37,7 +37,7 @@ class LocalFiles:
 
     def names(self) -> set[str]:
         try:
-            return {path.name for path in self.directory.iterdir()} - {LOCK}
+            return {path.name for path in self.directory.iterdir() if not path.name.endswith(LOCK)}
         except FileNotFoundError:
             return set()
 
@@ -51,5 +51,5 @@ class LocalFiles:
             # an empty file cannot be mapped
             return ArrayBlob(mapped(file.fileno(), size) if size else np.empty(0, dtype=np.uint8))
 
-    def lock(self) -> FileLock:
-        return FileLock(self.directory)
+    def lock(self, rank: int = 0) -> FileLock:
+        return FileLock(self.directory, rank)

@@ -9,6 +9,7 @@ Nothing of it outlives the process.
 
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
@@ -24,7 +25,7 @@ class InMemory:
     def __init__(self, label: str = "memory") -> None:
         self._label = label
         self._objects: dict[str, bytes] = {}
-        self._turn = threading.Lock()
+        self._turns: dict[int, threading.Lock] = defaultdict(threading.Lock)  # by rank
 
     def describe(self, name: str | None = None) -> str:
         return self._label if name is None else f"{self._label}:{name}"
@@ -44,8 +45,8 @@ class InMemory:
             raise FileNotFoundError(f"there is no {self.describe(name)}")
         return ArrayBlob(np.frombuffer(self._objects[name], dtype=np.uint8).copy())
 
-    def lock(self) -> "MemoryLock":
-        return MemoryLock(self._turn, self._label, self._objects)
+    def lock(self, rank: int = 0) -> "MemoryLock":
+        return MemoryLock(self._turns[rank], self._label, self._objects)
 
 
 class MemoryLock:
