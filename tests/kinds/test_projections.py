@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dualform
 from dualform.errors import QueryError, RecordingError
-from dualform.slots import Slots
+from dualform.slots import PassRows, Slots
 from dualform.store import Run
 from tests.dense import Dense, example_gradients
 from tests.recorder.brute_force import recorded_tags
@@ -194,7 +194,7 @@ def test_keys_and_values_are_those_of_explicit_products(tmp_path: Path, calls: s
     stored = Run(tmp_path / "run")
     slots = Slots(stored, stored.layers[LAYER])
     ((_, shard),) = stored.chapters
-    block = slots.block(shard, slice(0, len(slots)))
+    block = slots.block(PassRows(0, slice(0, len(slots))))
     keys = torch.cat([key.detach().reshape(-1, slots.layer.d_in) for key, _ in products])
     assert_close(block.keys.pair(torch.eye(slots.layer.d_in, dtype=torch.float64)).mT, keys)
     assert_close(block.values, torch.cat([error.reshape(-1, 3 * EMBED) for error in errors]))
