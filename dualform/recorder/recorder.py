@@ -12,7 +12,6 @@ A step is one call of an optimiser's `step`. This is the user's side; session.py
 import json
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,12 +20,14 @@ from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
 from dualform.recorder.arguments import as_optimizers, as_place, check_model
+from dualform.recorder.begin import Start
 from dualform.recorder.estimate import Estimate, estimate
 from dualform.recorder.layers import Names
 from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
-from dualform.store import Backend, Storage, Where
+from dualform.recorder.world import ALONE, join_world, unwrapped
+from dualform.store import InMemory, Storage, Where
 from dualform.store.coverage import Coverage
 from dualform.store.schema import PRECISIONS
 from dualform.strict_json import parse
@@ -35,12 +36,11 @@ from dualform.strict_json import parse
 class Recorder:
     """Made by `dualform.record`; see there."""
 
-    def __init__(
-        self, plan: RecordingPlan, path: Path | Backend, overwrite: bool, resume: int | None, drop_unexplained: bool
-    ) -> None:
-        self.path = path
+    def __init__(self, plan: RecordingPlan, start: Start, drop_unexplained: bool, distributed: bool = False) -> None:
+        self.path = start.where
         self.skipped = dict(plan.skipped)
-        self._plan, self._overwrite, self._resume, self._drop_unexplained = plan, overwrite, resume, drop_unexplained
+        self._plan, self._start, self._drop_unexplained = plan, start, drop_unexplained
+        self._distributed = distributed
         self._session: Session | None = None
 
     @property
@@ -69,7 +69,7 @@ class Recorder:
     @property
     def steps(self) -> int:
         """How many steps were recorded so far."""
-        return (self._resume or 0) if self._session is None else self._session.steps
+        return (self._start.resume or 0) if self._session is None else self._session.steps
 
     def tag(self, /, **columns: Any) -> None:
         """Say what the rows of the coming forward passes are: `recorder.tag(id=ids, label=labels, task="a")`.
@@ -119,7 +119,8 @@ class Recorder:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
         if self._plan.missed:  # before any hook is on: a warning may be an error
             warnings.warn(f"dualform does not record {self._plan.missed}", stacklevel=2)
-        self._session = Session(self._plan, self.path, self._overwrite, self._resume, self._drop_unexplained)
+        world = join_world() if self._distributed else ALONE
+        self._session = Session(self._plan, self._start, self._drop_unexplained, world)
         return self
 
     __enter__ = start  # itself and not a call of it, so that a warning names the user's line
@@ -163,6 +164,7 @@ def record(
     resume: int | None = None,
     about: Mapping[str, Any] | None = None,
     provenance: bool = True,
+    distributed: bool | None = None,
 ) -> Recorder:
     """Record the training of a model's linear layers to a directory.
 
@@ -175,7 +177,8 @@ def record(
     Args:
         model: The model as it is trained.
         optimizer: Its optimiser, or a list of them.
-        path: The run's directory, or a backend such as `dualform.store.InMemory()`.
+        path: The run's directory, or a backend such as `dualform.store.InMemory()`. Several processes need one that
+            all of them see, by the same name.
         layers: A name, a pattern such as `encoder.*`, or a list of them; what `*` has to leave out is in
             `recorder.skipped`.
         exclude: Likewise, which of these to leave out, such as "*.wpe".
@@ -200,11 +203,16 @@ def record(
             that tags are right however the model lays its rows out. For that the model is called a few times more, in
             evaluation mode, whenever tags come with a batch of a new shape. False to go by the shape of the rows. What
             could not be proven is in `recorder.notes`.
+        distributed: Whether gradients are the mean over all processes of torch.distributed, each of which has to call
+            this, and step, sync and stop, alike: they record one run together. None: they are if the model is wrapped
+            in `DistributedDataParallel`. True is for a trainer that keeps the wrapper to itself.
 
     Returns:
         The recorder, to be used in a `with` block, or with `start` and `stop`.
     """
     check_model(model)
+    model, replicated = unwrapped(model)
+    distributed = replicated if distributed is None else distributed
     optimizers, where = as_optimizers(optimizer), as_place(path)
     values = values and merge is None
     if dtype is None:
@@ -220,4 +228,10 @@ def record(
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
     plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
-    return Recorder(plan, where, overwrite, resume, on_unexplained == "drop")
+    if distributed and isinstance(where, InMemory):
+        raise RecordingError("several processes cannot share a run in memory: pass a directory that all of them see")
+    if distributed and merge is not None:
+        raise RecordingError(
+            "several processes cannot sum up keys together yet: leave out merge, or record one process"
+        )
+    return Recorder(plan, Start(where, overwrite, resume), on_unexplained == "drop", distributed)
