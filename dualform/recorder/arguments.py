@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dualform.errors import RecordingError
-from dualform.store import Backend
+from dualform.store import Backend, InMemory
 
 _CALL = "dualform.record(model, optimizer, path)"
 
@@ -59,6 +59,14 @@ def as_place(path: Any) -> Path | Backend:
             f"path must be the name of a directory, or a backend such as dualform.store.InMemory(), got {_name(path)}"
         )
     return Path(path).absolute()  # the process may change its directory
+
+
+def check_shared(where: Path | Backend, merge: str | None) -> None:
+    """Raise for what several processes cannot record together."""
+    if isinstance(where, InMemory):
+        raise RecordingError("several processes cannot share a run in memory: pass a directory that all of them see")
+    if merge is not None:
+        raise RecordingError("several processes do not sum up keys together: leave out merge, or record in one process")
 
 
 def _name(thing: Any) -> str:

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dualform.errors import DualformError, RecordingError
-from dualform.recorder.arguments import as_optimizers, as_place, check_model
+from dualform.recorder.arguments import as_optimizers, as_place, check_model, check_shared
 from dualform.recorder.begin import Start
 from dualform.recorder.estimate import Estimate, estimate
 from dualform.recorder.layers import Names
@@ -27,7 +27,7 @@ from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.recorder.world import ALONE, join_world, unwrapped
-from dualform.store import InMemory, Storage, Where
+from dualform.store import Storage, Where
 from dualform.store.coverage import Coverage
 from dualform.store.schema import PRECISIONS
 from dualform.strict_json import parse
@@ -228,10 +228,6 @@ def record(
         raise RecordingError(f"about must be what JSON can hold: {error}") from None
     storage = Storage(dtype=dtype, values=values, merge=merge)
     plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
-    if distributed and isinstance(where, InMemory):
-        raise RecordingError("several processes cannot share a run in memory: pass a directory that all of them see")
-    if distributed and merge is not None:
-        raise RecordingError(
-            "several processes cannot sum up keys together yet: leave out merge, or record one process"
-        )
+    if distributed:
+        check_shared(where, merge)
     return Recorder(plan, Start(where, overwrite, resume), on_unexplained == "drop", distributed)
