@@ -1,8 +1,8 @@
 """Put together what all processes of a training know of some steps, so that each of them audits the same.
 
-    exchanged = exchange(world, steps, first)       # evidence with the passes of all processes
-    for step in audit(exchanged, first, world):
-        own_part(step, world)                       # what this process records of it
+    steps, over = exchange(world, layers, steps, first, ...)    # evidence with the passes of all processes
+    for step in audit(steps, first, world):
+        own_part(step, world)                                   # what this process records of it
 
 DistributedDataParallel leaves the mean of all processes' gradients in each of them. So what went through a layer in a
 pass counts 1 / size here, and has a factor of 1 unless something else was done to the gradient. Passes are numbered by
@@ -19,7 +19,9 @@ from dualform.errors import RecordingError, listing
 from dualform.recorder.audit import AuditedStep
 from dualform.recorder.captures import Pass, Told
 from dualform.recorder.evidence import SLACK, GradientView, LayerEvidence, StepEvidence
+from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.world import World
+from dualform.store.chapter import NO_ACCOUNTS
 
 
 class LayerMessage(NamedTuple):
@@ -36,23 +38,40 @@ class Message(NamedTuple):
 
     first: int
     steps: Sequence[Mapping[str, LayerMessage]]
+    idle: bool  # whether it has run out of batches, and takes no more steps
+    over: bool  # whether all have
 
 
-def exchange(world: World, steps: Sequence[StepEvidence], first: int) -> list[StepEvidence]:
-    """Return the evidence of steps, from number `first` on, with the passes of all processes; collective."""
+def exchange(
+    world: World, layers: Mapping[str, RecordedLayer], steps: Sequence[StepEvidence], first: int, idle: bool, over: bool
+) -> tuple[list[StepEvidence], bool]:
+    """Return the evidence of steps, from number `first` on, with the passes of all processes; and whether it is over.
+
+    All processes have to call this. One that has run out of batches gets the steps that others took without it, too.
+    """
     own = [_renumbered(step, world) for step in steps]
-    messages = world.gather(Message(first, [_told(step) for step in own]))
-    counts = {(message.first, len(message.steps)) for message in messages}
-    if len(counts) > 1:
-        taken = [message.first + len(message.steps) for message in messages]
+    messages = world.gather(Message(first, [_told(step) for step in own], idle, over))
+    taken = {(message.first, len(message.steps)) for message in messages if not message.idle}
+    if len(taken) > 1 or first not in {begun for begun, _ in taken}:
+        ends = [message.first + len(message.steps) for message in messages]
         raise RecordingError(
-            f"the processes of the training have taken different numbers of steps: {listing(taken)}. Step the "
+            f"the processes of the training have taken different numbers of steps: {listing(ends)}. Step the "
             "optimiser, sync and stop in all of them alike. The steps before that are kept"
         )
-    return [
-        step._replace(layers=_together(step, [message.steps[i] for message in messages], world, first + i))
+    own += [StepEvidence({}, [], NO_ACCOUNTS)] * (taken.pop()[1] - len(own))
+    together = [
+        step._replace(
+            layers=_together(
+                layers,
+                {evidence.layer.name: evidence.passes for evidence in step.layers},
+                {rank: message.steps[i] for rank, message in enumerate(messages) if i < len(message.steps)},
+                world,
+                first + i,
+            )
+        )
         for i, step in enumerate(own)
     ]
+    return together, any(message.over for message in messages)
 
 
 def own_part(step: AuditedStep, world: World) -> AuditedStep:
@@ -104,33 +123,35 @@ def _told(step: StepEvidence) -> dict[str, LayerMessage]:
 
 
 def _together(
-    step: StepEvidence, messages: Sequence[Mapping[str, LayerMessage]], world: World, number: int
+    layers: Mapping[str, RecordedLayer],
+    own: Mapping[str, Mapping[int, Pass]],
+    messages: Mapping[int, Mapping[str, LayerMessage]],
+    world: World,
+    number: int,
 ) -> list[LayerEvidence]:
     """Return the layers of a step with the passes of all processes, and the gradients as the first one saw them."""
-    for rank, message in enumerate(messages):
-        if different := {*message} ^ {*messages[0]}:
+    first, *others = messages.values()
+    for rank, message in zip([*messages][1:], others, strict=True):
+        if different := {*message} ^ {*first}:
             raise RecordingError(
                 f"step {number}: process {rank} has gradients for other layers than process 0: {listing(different)}"
             )
-    layers = []
-    for evidence in step.layers:
-        name = evidence.layer.name
-        told = [message[name] for message in messages]
-        for rank, of_layer in enumerate(told):
-            if not _agree(told[0].view, of_layer.view):
-                raise RecordingError(
-                    f"step {number}, layer {name!r}: its gradient in process {rank} is not the one in process 0: is "
-                    "it changed in one of them only, or not averaged (no_sync in the last pass before the step)?"
-                )
+        if name := next((name for name in first if not _agree(first[name].view, message[name].view)), None):
+            raise RecordingError(
+                f"step {number}, layer {name!r}: its gradient in process {rank} is not the one in process 0: is it "
+                "changed in one of them only, or not averaged (no_sync in the last pass before the step)?"
+            )
+    evidence = []
+    for name, of_first in first.items():
         passes = {
             place: Pass(calls, accumulated)
-            for rank, of_layer in enumerate(told)
+            for rank, message in messages.items()
             if rank != world.rank
-            for place, (accumulated, calls) in of_layer.passes.items()
+            for place, (accumulated, calls) in message[name].passes.items()
         }
-        merged = {**passes, **evidence.passes}
-        layers.append(evidence._replace(view=told[0].view, passes={place: merged[place] for place in sorted(merged)}))
-    return layers
+        merged = {**passes, **own.get(name, {})}
+        evidence.append(LayerEvidence(layers[name], of_first.view, {place: merged[place] for place in sorted(merged)}))
+    return evidence
 
 
 def _agree(one: GradientView, other: GradientView) -> bool:

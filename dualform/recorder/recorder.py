@@ -36,11 +36,13 @@ from dualform.strict_json import parse
 class Recorder:
     """Made by `dualform.record`; see there."""
 
-    def __init__(self, plan: RecordingPlan, start: Start, drop_unexplained: bool, distributed: bool = False) -> None:
+    def __init__(
+        self, plan: RecordingPlan, start: Start, drop_unexplained: bool, distributed: bool, wrapper: nn.Module | None
+    ) -> None:
         self.path = start.where
         self.skipped = dict(plan.skipped)
         self._plan, self._start, self._drop_unexplained = plan, start, drop_unexplained
-        self._distributed = distributed
+        self._distributed, self._wrapper = distributed, wrapper
         self._session: Session | None = None
 
     @property
@@ -119,7 +121,7 @@ class Recorder:
             raise RecordingError("a recorder can be entered once; call dualform.record again")
         if self._plan.missed:  # before any hook is on: a warning may be an error
             warnings.warn(f"dualform does not record {self._plan.missed}", stacklevel=2)
-        world = join_world() if self._distributed else ALONE
+        world = join_world(self._wrapper) if self._distributed else ALONE
         self._session = Session(self._plan, self._start, self._drop_unexplained, world)
         return self
 
@@ -211,8 +213,8 @@ def record(
         The recorder, to be used in a `with` block, or with `start` and `stop`.
     """
     check_model(model)
-    model, replicated = unwrapped(model)
-    distributed = replicated if distributed is None else distributed
+    model, wrapper = unwrapped(model)
+    distributed = wrapper is not None if distributed is None else distributed
     optimizers, where = as_optimizers(optimizer), as_place(path)
     values = values and merge is None
     if dtype is None:
@@ -230,4 +232,4 @@ def record(
     plan = make_plan(model, optimizers, layers, exclude, storage, about or {}, provenance)
     if distributed:
         check_shared(where, merge)
-    return Recorder(plan, Start(where, overwrite, resume), on_unexplained == "drop", distributed)
+    return Recorder(plan, Start(where, overwrite, resume), on_unexplained == "drop", distributed, wrapper)

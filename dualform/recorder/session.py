@@ -10,7 +10,7 @@ with a loop is mostly so from the start, later ones a few at a time.
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,6 +44,12 @@ from dualform.recorder.snapshot import State, as_column, left_out
 from dualform.recorder.world import ALONE, World
 from dualform.store import Column, RunWriter
 from dualform.store.coverage import Coverage, coverage
+
+
+class Handle(Protocol):
+    """Takes something off the model or the optimiser again."""
+
+    def remove(self) -> None: ...
 
 
 class BeforeStep(NamedTuple):
@@ -81,12 +87,14 @@ class Session:
         self.provenance = Provenance(plan.layers, self.note, plan.provenance)
         self._fingerprint = self._row_to_check()[1].clone()
         self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance, self._on_drop)
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._before_hooks: dict[int, RemovableHandle] = {}  # by the number of the optimiser
         try:
             self.provenance.add_hooks(plan.model)
             for stepped in plan.optimizers:
                 self._add_step_hooks(stepped)
+            if world.size > 1 and world.wrapper is not None:
+                self._follow_joins(world.wrapper)
             loading = ModuleHook(self._before_loading)
             self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
             # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
@@ -104,6 +112,11 @@ class Session:
         self._before_hooks[stepped.number] = before
         self._handles.append(before)  # at once, for the next may be refused
         self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
+
+    def _follow_joins(self, wrapper: Any) -> None:
+        from dualform.recorder.joining import follow_joins  # some builds of torch have no torch.distributed
+
+        self._handles.append(follow_joins(wrapper, self._world.rank, self._audit_together, self._after_join))
 
     def _begin(self, start: Start) -> tuple[RunWriter, Account]:
         """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
@@ -146,10 +159,8 @@ class Session:
                 "a checkpoint loaded?); call recorder.sync() before that, or after they are back"
             )
         try:
-            self._audit_pending()
-            self._seal()
+            self._audit_pending(sync=True)
             self.writer.wait()
-            self._world.wait()  # until it is on the disk in all processes
         except BaseException as error:
             self.failure = error
             raise
@@ -331,6 +342,10 @@ class Session:
         if self.steps and not self._stepping and self._before_load is None and self._is_as_left():
             self._before_load = self._snapshots.changed()
 
+    def _after_join(self) -> None:
+        """Take the weights as they are: a process that had run out of batches has those of the others now."""
+        self._fingerprint = self._row_to_check()[1].clone()
+
     def _row_to_check(self) -> tuple[str, Tensor]:
         """Return a weight's name and a row of it: another weight and another row in each step.
 
@@ -343,35 +358,46 @@ class Session:
 
     # What becomes of steps
 
-    def _audit_pending(self) -> None:
-        """Audit the steps that wait, and leave them to the writer."""
-        merge = self._plan.storage.merge
+    def _audit_pending(self, *, sync: bool = False) -> None:
+        """Audit the steps that wait, leave them to the writer, and seal them if it is time to, or asked for."""
+        if self._world.size > 1:
+            self._audit_together(sync=sync)
+            return
+        self._audit_steps(self._pending.take())
+        if sync or self.writer.full:
+            self._seal()
+
+    def _audit_together(self, *, sync: bool = False, idle: bool = False, over: bool = False) -> bool:
+        """Audit the steps that wait in all processes of the training; return whether all have run out of batches."""
+        world, own = self._world, self._pending.take()
+        steps, over = exchange(world, self._recorded, own, self._steps_audited, idle, over)
+        self._audit_steps(steps)
+        agreed = world.gather((sync, self.writer.full, self._pending.wish))
+        self._pending.agree(min(wish for _, _, wish in agreed))
+        if any(sync or full for sync, full, _ in agreed):
+            self._seal()
+        if any(sync for sync, _, _ in agreed):
+            world.all(self.writer.wait)
+        return over
+
+    def _audit_steps(self, steps: Sequence[StepEvidence]) -> None:
+        """Audit steps, and leave them to the writer."""
+        merge, world = self._plan.storage.merge, self._world
         try:
-            steps = self._pending.take()
-            if self._world.size > 1:
-                steps = exchange(self._world, steps, self._steps_audited)
-            for step in audit(steps, self._steps_audited, self._world):
+            for step in audit(steps, self._steps_audited, world):
                 if step.failed:
                     self._drop(step)
-                step = own_part(step, self._world) if self._world.size > 1 else step
+                step = own_part(step, world) if world.size > 1 else step
                 passes = used_passes(step)
                 self._tag_kinds = check_tags(passes, self._tag_kinds, merge, step.number)
                 keys = tagged_keys(passes, merge) if merge else []
-                self.writer.append(
-                    as_record(self._plan, step, () if merge else passes, self._world.rank), self._tag_kinds or {}
-                )
+                record = as_record(self._plan, step, () if merge else passes, world.rank)
+                self.writer.append(record, self._tag_kinds or {})
                 if self._merger:
                     self._merger.add(keys)
                 self._steps_audited += 1
         finally:
             self._steps_taken = self._steps_audited  # should one of them not be explained, the steps end there
-        full = self.writer.full
-        if self._world.size > 1:
-            agreed = self._world.gather((full, self._pending.wish))
-            full = any(of_rank for of_rank, _ in agreed)
-            self._pending.agree(min(wish for _, wish in agreed))
-        if full:
-            self._seal()
 
     def _drop(self, step: AuditedStep) -> None:
         """Record a step, and all that follow, without the layers that failed; raise unless that is wanted."""

@@ -32,6 +32,7 @@ class World:
     rank: int = 0
     size: int = 1
     group: Any = None
+    wrapper: nn.Module | None = None  # around the model, if it was passed
 
     def gather(self, message: T) -> list[T]:
         """Return the messages of all processes, in their order; waits until each has sent its own."""
@@ -79,23 +80,23 @@ class World:
 ALONE = World()
 
 
-def unwrapped(model: nn.Module) -> tuple[nn.Module, bool]:
-    """Return the model inside of DistributedDataParallel, compiled or not, and whether there was such a wrapper."""
+def unwrapped(model: nn.Module) -> tuple[nn.Module, nn.Module | None]:
+    """Return the model inside of DistributedDataParallel, compiled or not, and the wrapper, if there is one."""
     inner = model
     while _is(inner, _COMPILED):
         inner = inner._orig_mod  # type: ignore[assignment]
     if not _is(inner, _REPLICAS):
-        return model, False
-    return inner.module, True  # type: ignore[return-value]
+        return model, None
+    return inner.module, inner  # type: ignore[return-value]
 
 
-def join_world() -> World:
+def join_world(wrapper: nn.Module | None) -> World:
     """Meet the other processes of a training that torch.distributed has begun; all of them have to call this."""
     if not (dist.is_available() and dist.is_initialized()):
         raise RecordingError("there is one process only: torch.distributed.init_process_group was not called")
     if dist.get_world_size() == 1:
         return ALONE
-    return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"))
+    return World(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo"), wrapper)
 
 
 def _is(module: nn.Module, name: str) -> bool:
