@@ -44,7 +44,7 @@ class World:
         except RuntimeError as error:  # of the transport: closed by its peer, or timed out
             raise ProcessLost(
                 f"another process of the training has ended or hangs, so process {self.rank} does not record any "
-                f"further: {_first_line(error)}. What was sealed before is kept"
+                f"further: {_first_sentence(error)}. What was sealed before is kept"
             ) from error
         return messages
 
@@ -103,5 +103,5 @@ def _is(module: nn.Module, name: str) -> bool:
     return any(base.__name__ == name and base.__module__.startswith("torch.") for base in type(module).__mro__)
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _first_sentence(error: Exception) -> str:
+    return (str(error) or type(error).__name__).strip().splitlines()[0].split(". ")[0]

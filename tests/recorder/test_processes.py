@@ -1,9 +1,12 @@
 """Several processes record one run: it answers as that of one process that saw the joint batches."""
 
+import os
 import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +17,8 @@ import pytest
 import torch
 
 import dualform
+from dualform.store import Run, summary_lines
+from tests.markdown import ROOT, blocks, read
 from tests.recorder.processes import TRAININGS, WRONG, inputs, launch, texts
 
 SIZE, SECONDS = 2, 300
@@ -31,7 +36,7 @@ def carry_out(directory: Path, size: int, names: list[str]) -> None:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Path]]:
     """The trainings by two processes, those that go wrong, one that goes on; and what one process does by itself."""
     directories = {size: tmp_path_factory.mktemp(f"by_{size}") for size in (SIZE, 1)}
-    carry_out(directories[SIZE], SIZE, [*ALL, *WRONG])
+    carry_out(directories[SIZE], SIZE, [*ALL, "killed", *WRONG])
     carry_out(directories[1], 1, ["mlp", "float32", "transformer", "static", "accumulated"])
     yield directories
     for directory in directories.values():
@@ -126,6 +131,17 @@ def test_what_fails_in_one_process_is_said_in_all(runs: dict[int, Path], name: s
         assert re.match(expected, (runs[SIZE] / f"{name}.{rank}.txt").read_text())
 
 
+def test_the_script_of_the_guide_runs(tmp_path: Path) -> None:
+    (script,) = blocks(read("docs/guides/processes.md"), "python")
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={SIZE}", "train.py"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"dual = primal to \d\.\de-0\d \(tolerance 5e-05\); 100% of 9,610 trainable", done.stdout)
+    assert ", by 2 processes" in summary_lines(Run(tmp_path / "runs" / "processes"))["recorded"]
+
+
 def kill_one(directory: Path, names: list[str], seed: int) -> None:
     """Begin a training, and kill one of its processes at some moment after its first checkpoint."""
     chance = random.Random(seed)
@@ -142,15 +158,14 @@ def kill_one(directory: Path, names: list[str], seed: int) -> None:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.long)])
-def test_a_process_that_is_killed_leaves_a_run_that_goes_on(tmp_path: Path, kills: int) -> None:
+def test_a_process_that_is_killed_leaves_a_run_that_goes_on(runs: dict[int, Path], tmp_path: Path, kills: int) -> None:
     for kill in range(kills):
         kill_one(tmp_path, ["killed" if not kill else "killed+"], seed=kill)
         memory = dualform.load(tmp_path / "killed")
         assert memory.verify().ok
         assert memory.steps >= TRAININGS["killed"].every
     carry_out(tmp_path, SIZE, ["killed+"])
-    carry_out(tmp_path / "undisturbed", SIZE, ["killed"])
-    ends = [dualform.load(path / "killed") for path in (tmp_path, tmp_path / "undisturbed")]
+    ends = [dualform.load(path / "killed") for path in (tmp_path, runs[SIZE])]  # the other one was not disturbed
     assert ends[0].steps == ends[1].steps == TRAININGS["killed"].steps
     assert ends[0].verify().ok
     for layer in ends[0].layers:
