@@ -1,4 +1,4 @@
-"""`recorder.ids`: the rows of the dataset that each batch is made of, and the batches as they would have come anyway."""
+"""`recorder.ids`: which rows of the dataset each batch is made of, and the batches as they would have come anyway."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,7 +70,7 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
     "shuffled": lambda: loader(batch_size=4, shuffle=True),
     "shuffled by a generator": lambda: loader(batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3)),
     "without the last batch": lambda: loader(batch_size=4, shuffle=True, drop_last=True),
-    "weighted": lambda: loader(batch_size=4, sampler=WeightedRandomSampler(torch.arange(ROWS) + 1.0, 30)),
+    "weighted": lambda: loader(batch_size=4, sampler=WeightedRandomSampler([*range(1, ROWS + 1)], 30)),
     "some rows": lambda: loader(batch_size=4, sampler=SubsetRandomSampler(range(5, 15))),
     "eager": lambda: loader(batch_size=4, sampler=Eager()),
     "batches in lists": lambda: loader(batch_sampler=[[3, 1], [22], [0, 0, 7]]),
@@ -193,7 +193,7 @@ def trained(where: InMemory, several: bool = False, **options: Any) -> tuple[Ten
     """Train on random rows with `recorder.ids`; return the data, the memory and the notes."""
     torch.manual_seed(1)
     data = torch.randn(ROWS, 3)
-    batches = DataLoader(data, batch_size=4, shuffle=True, **options)  # type: ignore[arg-type]
+    batches: Any = DataLoader(data, batch_size=4, shuffle=True, **options)  # type: ignore[arg-type]
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 3))
     optimizers = [torch.optim.Adam(part.parameters(), lr=0.01) for part in (model[0], model[2])]
     with dualform.record(model, optimizers, where, dtype="float32") as recorder:

@@ -84,7 +84,7 @@ class Provenance:
         self._hooked = [(module, handles) for module, handles in self._hooked if id(module) not in gone]
 
     def tag(self, tags: Tags, lasting: bool = False) -> None:
-        """Take what the user says of the coming forward passes, or of the last one; if lasting, for all steps to come."""
+        """Take what the user says of the coming forward passes, or of the last one; for more than a step if lasting."""
         self._forget_interrupted()
         self.tags, self._lasting = tags, tags if lasting else NO_TAGS
         for call in list(self._waiting):
