@@ -85,15 +85,19 @@ def test_a_training_is_as_without_recording_and_its_tags_are_right(name: str, tm
 
 @pytest.mark.filterwarnings("ignore:Your `val_dataloader`'s sampler has shuffling enabled")
 @pytest.mark.parametrize("persistent", [False, True])
-def test_one_loader_with_workers_for_training_and_validation(persistent: bool, tmp_path: Path) -> None:
+def test_a_loader_with_workers_which_validation_uses_too(persistent: bool, tmp_path: Path) -> None:
     model, record = AutoEncoder(), Record(tmp_path / "run", dtype="float32")
     same = loader(num_workers=2, prefetch_factor=2, persistent_workers=persistent)
     samplers = same.batch_sampler, same.sampler
-    trainer(record, val_check_interval=2).fit(model, same, same)
+    trainer(record, val_check_interval=2).fit(model, same, loader() if persistent else same)
     assert (same.batch_sampler, same.sampler) == samplers
     memory = dualform.load(tmp_path / "run")
     assert memory.verify().ok
     assert sorted(assert_keys_are_rows(memory, model)) == sorted([*range(ROWS)] * 2)
+    next(iter(same))
+    if persistent:  # its workers have begun with the old sampler
+        with pytest.raises(RecordingError, match="persistent workers were at work before"):
+            trainer(Record(tmp_path / "again")).fit(model, same, loader())
 
 
 def test_a_gan_with_two_optimisers_that_are_stepped_by_hand(tmp_path: Path) -> None:
