@@ -50,10 +50,15 @@ if TYPE_CHECKING:
 else:
     Callback = _callback()
 
-_OPTIONS = {name for name, p in signature(record).parameters.items() if p.kind is Parameter.KEYWORD_ONLY} - {"resume"}
+_DECIDED = {"resume", "distributed"}  # by the checkpoint, and by the trainer's strategy
+_OPTIONS = {name for name, p in signature(record).parameters.items() if p.kind is Parameter.KEYWORD_ONLY} - _DECIDED
 # Strategies by name, since importing some needs packages that may be missing
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
 _STEP = "step"  # of the run, in a checkpoint
+_BY_SHAPE = (
+    "Lightning's strategy makes training_step the forward pass of the model, which cannot be called again to prove whose "
+    "rows are: tags go by the shape of a layer's rows, which was not proven to be right"
+)
 
 
 class Record(Callback):
@@ -144,8 +149,17 @@ class Record(Callback):
                 "training takes several loaders at once; let each dataset give ids, and tag them"
             )
         tried = getattr(trainer, "fast_dev_run", False)
+        if tried and trainer.world_size > 1:
+            warnings.warn("a fast_dev_run in several processes is not recorded: they share no memory", stacklevel=2)
+            return
         place, resume = (InMemory(), None) if tried else (self.path, self._resume)
-        self._recorder = record(pl_module, trainer.optimizers, place, resume=resume, **self._options).start()
+        wrapped, options = trainer.model, self._options
+        if wrapped is not pl_module:  # whose forward pass is training_step then, which must not be called again
+            options = {**options, "provenance": False}
+        assert wrapped is not None
+        self._recorder = record(wrapped, trainer.optimizers, place, resume=resume, **options).start()
+        if wrapped is not pl_module:
+            self._recorder.note(_BY_SHAPE)
         self._recording, self._first_batch = True, None
 
     # While training
@@ -156,6 +170,8 @@ class Record(Callback):
     def on_train_batch_start(
         self, trainer: "Trainer", pl_module: "LightningModule", batch: Any, batch_idx: int
     ) -> None:
+        if not self._recording:
+            return
         if self._first_batch is None:  # an epoch is gone on with, by a loader that starts anew
             self._first_batch = batch_idx
         if isinstance(self._drawn, Drawn):
@@ -165,11 +181,13 @@ class Record(Callback):
     def on_train_batch_end(
         self, trainer: "Trainer", pl_module: "LightningModule", outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.recorder.tag_batch()  # no tags: what is called in between is another batch
+        if self._recording:
+            self.recorder.tag_batch()  # no tags: what is called in between is another batch
 
     def on_train_end(self, trainer: "Trainer", pl_module: "LightningModule") -> None:
-        known = self.recorder.notes
-        self._recording = False
+        if not self._recording:
+            return
+        known, self._recording = self.recorder.notes, False
         self.recorder.stop()
         for note in self.recorder.notes:
             if note not in known:

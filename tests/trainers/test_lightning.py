@@ -1,5 +1,6 @@
 """A Lightning Trainer, recorded by a callback: certified, tagged with the rows that were drawn, and resumed."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -345,3 +346,36 @@ def test_pytorch_lightning_is_recorded_by_the_same_name(tmp_path: Path) -> None:
     command = [sys.executable, "-c", OTHER_NAME, str(tmp_path / "run")]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     assert finished.returncode == 0, finished.stderr
+
+
+TWO_PROCESSES = """
+import sys
+import lightning as L
+from lightning.pytorch.callbacks import ModelCheckpoint
+import dualform
+from tests.trainers.lightning_modules import AutoEncoder, loader, trainer
+
+if __name__ == "__main__":
+    place, (epochs, *checkpoint) = sys.argv[1], sys.argv[2:]
+    L.seed_everything(0)
+    record = dualform.lightning.Record(place + "/run", dtype="float32")
+    saving = ModelCheckpoint(place, filename="{step}", save_top_k=-1)
+    two = trainer(record, saving, strategy="ddp", devices=2, max_epochs=int(epochs), enable_checkpointing=True)
+    two.fit(AutoEncoder(), loader(), loader(shuffle=False), ckpt_path=(checkpoint or [None])[0])
+"""
+
+
+def test_two_processes_record_one_run_and_resume_it(tmp_path: Path) -> None:
+    script = tmp_path / "two.py"
+    script.write_text(TWO_PROCESSES)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    for arguments in (["1"], ["3", str(tmp_path / "step=3.ckpt")]):
+        command = [sys.executable, str(script), str(tmp_path), *arguments]
+        finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert finished.returncode == 0, finished.stderr
+    memory = dualform.load(tmp_path / "run")
+    assert memory.verify().ok
+    assert memory.steps == 9
+    (note,) = memory.notes
+    assert "tags go by the shape of a layer's rows" in note
+    assert sorted(assert_keys_are_rows(memory, AutoEncoder())) == sorted([*range(ROWS)] * 3)
