@@ -56,8 +56,8 @@ _OPTIONS = {name for name, p in signature(record).parameters.items() if p.kind i
 _SHARDED = {"FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy"}
 _STEP = "step"  # of the run, in a checkpoint
 _BY_SHAPE = (
-    "Lightning's strategy makes training_step the forward pass of the model, which cannot be called again to prove whose "
-    "rows are: tags go by the shape of a layer's rows, which was not proven to be right"
+    "Lightning's strategy makes training_step the forward pass of the model, which cannot be called again to prove "
+    "whose rows are: tags go by the shape of a layer's rows, which was not proven to be right"
 )
 
 

@@ -85,7 +85,10 @@ class Recorder:
                 of its tokens, in the shape of the batch. Rows that belong to no single example, as those of a position
                 table do, have no tag but scalars.
         """
-        self._running.provenance.tag(Tags(columns))
+        session = self._session  # and not self._running: one call less in every step
+        if session is None or session.closed or session.failure is not None:
+            raise self._not_running()
+        session.provenance.tag(Tags(columns))
 
     def tag_batch(self, /, **columns: Any) -> None:
         """Say what the rows of a batch are, however many steps are taken with it: `recorder.tag_batch(id=ids)`.
