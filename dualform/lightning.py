@@ -93,7 +93,7 @@ class Record(Callback):
 
     @property
     def recorder(self) -> Recorder:
-        """The recorder, once training has begun; afterwards, of the last training."""
+        """The recorder, once training has begun; afterwards, until the next `fit`, of that training."""
         if self._recorder is None:
             raise RecordingError("there is no recorder before training starts: call trainer.fit(...) first")
         return self._recorder
@@ -123,7 +123,7 @@ class Record(Callback):
                 "training_step(dataloader_iter) fetches its batches by itself, so that they cannot be tagged before: "
                 "let it take (batch, batch_idx)"
             )
-        self._resume = self._drawn = None
+        self._recorder = self._resume = self._drawn = None
         process = trainer.strategy.process_dataloader
 
         def watch(loader: Any) -> Any:

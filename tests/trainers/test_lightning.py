@@ -158,8 +158,12 @@ def test_lightnings_transformer(tmp_path: Path) -> None:
 
 
 @GOES_ON
-@pytest.mark.parametrize("at", [{"every_n_train_steps": 4}, {"every_n_epochs": 1}], ids=["in an epoch", "after one"])
-def test_a_checkpoint_is_resumed_with_its_recording(at: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("at", "step"),
+    [({"every_n_train_steps": 4}, 4), ({"every_n_train_steps": 6}, 6), ({"every_n_epochs": 1}, 6)],
+    ids=["in an epoch", "at its last batch", "after one"],
+)
+def test_a_checkpoint_is_resumed_with_its_recording(at: dict[str, Any], step: int, tmp_path: Path) -> None:
     def going_on(record: Record, checkpoint: Path, model: AutoEncoder) -> None:
         saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **at)
         training = trainer(record, saving, max_epochs=3, enable_checkpointing=True)
@@ -167,7 +171,7 @@ def test_a_checkpoint_is_resumed_with_its_recording(at: dict[str, Any], tmp_path
 
     saving = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, **at)
     fitted(AutoEncoder(), Record(tmp_path / "run"), saving, enable_checkpointing=True)
-    (last,) = tmp_path.glob("step=4.ckpt" if "every_n_train_steps" in at else "step=6.ckpt")
+    last = tmp_path / f"step={step}.ckpt"
 
     model, record = AutoEncoder(), Record(tmp_path / "run")
     going_on(record, last, model)
@@ -175,7 +179,8 @@ def test_a_checkpoint_is_resumed_with_its_recording(at: dict[str, Any], tmp_path
     assert memory.verify().ok
     assert memory.steps == record.recorder.steps == 18
     ids = assert_keys_are_rows(memory, model)
-    assert len(ids) >= 3 * ROWS - 12
+    assert len(ids) >= 3 * ROWS - 2
+    assert sorted(ids[-ROWS:]) == list(range(ROWS))
     for name, weight in memory.weights("encoder.0").items():
         torch.testing.assert_close(weight.float(), parameters(model)[name], rtol=1e-4, atol=1e-5)
 
@@ -243,15 +248,23 @@ def test_a_fast_dev_run_leaves_no_run(tmp_path: Path) -> None:
     assert dualform.load(record.recorder.path).verify().ok
 
 
-def test_a_learning_rate_is_found_before_recording_begins(tmp_path: Path) -> None:
-    class Tuned(AutoEncoder):
-        lr = 0.01
+class Scheduled(AutoEncoder):
+    lr = 0.01
 
-    finder = LearningRateFinder(num_training_steps=5, update_attr=True)
-    fitted(Tuned(), Record(tmp_path / "run"), finder, default_root_dir=tmp_path, max_epochs=1)
-    memory = dualform.load(tmp_path / "run")
-    assert memory.verify().ok
-    assert memory.steps == 6
+    def configure_optimizers(self) -> Any:  # which has Lightning make its loaders at once
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        steps = int(self.trainer.estimated_stepping_batches)
+        return [optimizer], [torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=steps)]
+
+
+def test_loaders_that_are_made_early_and_rates_that_are_found_before_recording_begins(tmp_path: Path) -> None:
+    model, record = Scheduled(), Record(tmp_path / "run", dtype="float32", overwrite=True)
+    for epochs in (1, 2):
+        finder = LearningRateFinder(num_training_steps=3, update_attr=True)
+        fitted(model, record, finder, default_root_dir=tmp_path, max_epochs=epochs)
+        memory = dualform.load(tmp_path / "run")
+        assert memory.verify().ok
+        assert sorted(assert_keys_are_rows(memory, model)) == sorted([*range(ROWS)] * epochs)
 
 
 def test_averages_of_weights_are_swapped_in_before_or_after(tmp_path: Path) -> None:
