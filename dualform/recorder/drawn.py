@@ -1,6 +1,6 @@
 """Know which examples a DataLoader drew, batch by batch: the rows of its dataset, in the order they came.
 
-    for ids, batch in IdentifiedBatches(loader, recorder.tag_batch): ...    # a plain loop
+    for ids, batch in IdentifiedBatches(loader): ...    # a plain loop
     loader, drawn = watched(loader)                     # for a trainer, which iterates by itself
     drawn.advance(batch_idx); drawn.ids                 # of the batch that it has just got
 
@@ -13,7 +13,7 @@ That order is all that is known. A collate function that sorts its examples, or 
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from typing import Any
 
@@ -93,11 +93,19 @@ def _as_ids(indices: Any) -> Any:
     )
 
 
-class IdentifiedBatches:
-    """The batches of a loader, each with the ids of its examples: `for ids, batch in ...`, as often as you like."""
+Tagging = Callable[[], AbstractContextManager[Callable[[Any], None]]]
 
-    def __init__(self, loader: Any, tag: Callable[..., None]) -> None:
-        self._loader, self._tag = loader, tag
+
+class IdentifiedBatches:
+    """The batches of a loader, each with the ids of its examples: `for ids, batch in ...`, as often as you like.
+
+    Args:
+        loader: A map-style DataLoader.
+        tagging: What is entered for an iteration, and gives what is told of the ids of each batch.
+    """
+
+    def __init__(self, loader: Any, tagging: Tagging = lambda: nullcontext(lambda ids: None)) -> None:
+        self._loader, self._tagging = loader, tagging
         self._drawing = _drawing_loader(loader)
 
     def __len__(self) -> int:
@@ -105,17 +113,17 @@ class IdentifiedBatches:
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         drawn, end = Drawn(getattr(self._drawing, _sampler_name(self._drawing))), object()
-        with _in_place(self._drawing, drawn):
-            batches = iter(self._loader)
-            batch = next(batches, end)  # some loaders begin only now
-        position = getattr(self._loader, "skip_batches", 0)  # which Accelerate draws, and keeps to itself
-        while batch is not end:
-            drawn.advance(position)
-            self._tag(id=drawn.ids)
-            yield drawn.ids, batch
-            batch = next(batches, end)
-            position += 1
-        self._tag()
+        with self._tagging() as tag:
+            with _in_place(self._drawing, drawn):
+                batches = iter(self._loader)
+                batch = next(batches, end)  # some loaders begin only now
+            position = getattr(self._loader, "skip_batches", 0)  # which Accelerate draws, and keeps to itself
+            while batch is not end:
+                drawn.advance(position)
+                tag(drawn.ids)
+                yield drawn.ids, batch
+                batch = next(batches, end)
+                position += 1
 
 
 def watched(loader: Any) -> tuple[DataLoader[Any], Drawn]:

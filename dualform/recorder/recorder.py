@@ -11,7 +11,8 @@ A step is one call of an optimiser's `step`. This is the user's side; session.py
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -45,6 +46,7 @@ class Recorder:
         self._plan, self._start, self._drop_unexplained = plan, start, drop_unexplained
         self._distributed, self._wrapper = distributed, wrapper
         self._session: Session | None = None
+        self._is_tagging = False  # batches of a loader
 
     @property
     def layers(self) -> list[str]:
@@ -101,7 +103,7 @@ class Recorder:
         elif self._session is not None:
             self._session.provenance.untag()
 
-    def ids(self, loader: Any) -> IdentifiedBatches:
+    def ids(self, loader: Any, *, tag: bool = True) -> IdentifiedBatches:
         """Go through a DataLoader, with the ids of the examples in each batch: their rows in its dataset.
 
             for ids, (images, labels) in recorder.ids(loader):
@@ -113,14 +115,31 @@ class Recorder:
 
         Args:
             loader: The DataLoader. A collate function of its own is taken to keep examples in their order.
+            tag: False not to tag, where batches of several loaders meet in a step: then say which batch is coming.
 
         Returns:
             What can be iterated once in each epoch, and has the loader's length.
         """
-        session, batches = self._running, IdentifiedBatches(loader, self.tag_batch)
+        session = self._running
+        batches = IdentifiedBatches(loader, self._tagging) if tag else IdentifiedBatches(loader)
         if not keeps_order(loader):
             session.note(OWN_ORDER)
         return batches
+
+    @contextmanager
+    def _tagging(self) -> Iterator[Callable[[Any], None]]:
+        """Tag batches of one loader; raise if those of another one are being tagged."""
+        if self._is_tagging:
+            raise RecordingError(
+                "two loaders are iterated at once, so that it is not known whose batch comes next: pass tag=False to "
+                "recorder.ids(...), and call recorder.tag(id=...) before each forward pass"
+            )
+        self._is_tagging = True
+        try:
+            yield lambda ids: self.tag_batch(id=ids)
+        finally:
+            self._is_tagging = False
+            self.tag_batch()
 
     def note(self, text: str) -> None:
         """Keep what a reader of the run should know, once: it is in `notes`, and goes with the run."""

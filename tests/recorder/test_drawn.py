@@ -90,10 +90,6 @@ def said(batches: IdentifiedBatches, epochs: int = 2) -> list[tuple[Tensor, Tens
     return [(torch.as_tensor(ids), batch) for _ in range(epochs) for ids, batch in batches]
 
 
-def ignored(**columns: Any) -> None:
-    """What a recorder would be told."""
-
-
 @pytest.mark.parametrize("name", LOADERS)
 def test_ids_are_those_of_the_batch_and_nothing_else_is_drawn(name: str) -> None:
     torch.manual_seed(0)
@@ -104,7 +100,7 @@ def test_ids_are_those_of_the_batch_and_nothing_else_is_drawn(name: str) -> None
     torch.manual_seed(0)
     ours = LOADERS[name]()
     samplers = ours.sampler, ours.batch_sampler
-    batches = IdentifiedBatches(ours, ignored)
+    batches = IdentifiedBatches(ours)
     assert len(batches) == len(plain)
     pairs = said(batches)
     assert torch.equal(torch.get_rng_state(), state)
@@ -140,12 +136,12 @@ def test_a_watched_copy_draws_the_same(name: str) -> None:
 def test_an_epoch_may_be_broken_off_and_loaders_be_used_before_and_between(persistent: bool) -> None:
     ours = loader(batch_size=4, shuffle=True, num_workers=2, persistent_workers=persistent)
     next(iter(ours))
-    for ids, batch in IdentifiedBatches(ours, ignored):
+    for ids, batch in IdentifiedBatches(ours):
         assert torch.equal(batch[:, 0], ids.to(batch.dtype))
         if len(set(ids.tolist()) & set(range(8))) > 1:
             break
     assert sorted(torch.cat([*ours])[:, 0].tolist()) == list(range(ROWS))
-    pairs = said(IdentifiedBatches(ours, ignored), epochs=1)
+    pairs = said(IdentifiedBatches(ours), epochs=1)
     assert sorted(torch.cat([ids for ids, _ in pairs]).tolist()) == list(range(ROWS))
     for ids, batch in pairs:
         assert torch.equal(batch[:, 0], ids.to(batch.dtype))
@@ -183,10 +179,10 @@ def test_loaders_that_cannot_tell_raise_before_they_are_used(bad: Any, problem: 
 def test_keys_that_are_no_numbers() -> None:
     letters = {"a": torch.zeros(3), "b": torch.ones(3)}
     by_key: Any = DataLoader(letters, sampler=["b", "a", "b"], batch_size=2)  # type: ignore[arg-type]
-    assert [ids for ids, _ in IdentifiedBatches(by_key, ignored)] == [["b", "a"], ["b"]]
+    assert [ids for ids, _ in IdentifiedBatches(by_key)] == [["b", "a"], ["b"]]
     pairs: Any = DataLoader({(0, 1): torch.zeros(3)}, sampler=[(0, 1)], batch_size=1)  # type: ignore[arg-type]
     with pytest.raises(RecordingError, match=r"gives \(0, 1\) for an example"):
-        next(iter(IdentifiedBatches(pairs, ignored)))
+        next(iter(IdentifiedBatches(pairs)))
 
 
 def trained(where: InMemory, several: bool = False, **options: Any) -> tuple[Tensor, dualform.Memory, list[str]]:
@@ -220,3 +216,25 @@ def test_slots_are_tagged_with_the_row_of_their_key() -> None:
 def test_a_collate_function_of_ones_own_is_noted() -> None:
     _, _, notes = trained(InMemory(), collate_fn=torch.stack)
     assert notes == [OWN_ORDER]
+
+
+def test_batches_of_two_loaders_at_once_are_not_tagged_by_themselves() -> None:
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    one, other = loader(batch_size=4), loader(batch_size=4, shuffle=True)
+    where = InMemory()
+    with dualform.record(model, optimizer, where) as recorder:
+        with pytest.raises(RecordingError, match="two loaders are iterated at once"):
+            for _ in zip(recorder.ids(one), recorder.ids(other), strict=True):
+                """Whose batch is it?"""
+        for _ in recorder.ids(one):
+            break  # which is over then
+        both = [recorder.ids(one, tag=False), recorder.ids(other, tag=False)]
+        for pairs in zip(*both, strict=True):
+            for name, (ids, batch) in zip("ab", pairs, strict=True):
+                recorder.tag(id=ids, of=name)
+                model(batch).sum().backward()
+            optimizer.step()
+    seen = dualform.load(where).attend({"linear": torch.ones(1, 3)})["linear"].top(100)
+    assert {*seen["of"]} == {"a", "b"}
+    assert (seen["score"] == 3 * seen["id"]).all()
