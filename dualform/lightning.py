@@ -38,7 +38,7 @@ def _callback() -> type:
         try:
             base: type = import_module(package).Callback
         except ModuleNotFoundError as error:
-            if error.name not in ("lightning", "pytorch_lightning"):
+            if (error.name or "").partition(".")[0] not in ("lightning", "pytorch_lightning"):
                 raise
         else:
             return base

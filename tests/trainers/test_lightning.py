@@ -392,3 +392,12 @@ def test_two_processes_record_one_run_and_resume_it(tmp_path: Path) -> None:
     (note,) = memory.notes
     assert "tags go by the shape of a layer's rows" in note
     assert sorted(assert_keys_are_rows(memory, AutoEncoder())) == sorted([*range(ROWS)] * 3)
+
+
+def test_lightning_that_is_missing_is_told_of_with_its_command() -> None:
+    missing = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None; import dualform; "
+    asked = missing + "dir(dualform); dualform.lightning"
+    finished = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
+    assert "MissingExtra: this needs lightning, which is not installed: pip install 'dualform[lightning]'" in (
+        finished.stderr
+    )
