@@ -116,6 +116,7 @@ def test_the_public_names() -> None:
         "errors",
         "inputs",
         "kinds",
+        "lightning",
         "load",
         "nn",
         "plots",

@@ -13,6 +13,7 @@ from dualform.errors import RecordingError
 from dualform.store import Backend, InMemory
 
 _CALL = "dualform.record(model, optimizer, path)"
+_WRAPPERS = "AcceleratedOptimizer", "LightningOptimizer"  # of Accelerate and Lightning, which are not imported for it
 
 
 def check_model(model: Any) -> None:
@@ -36,7 +37,7 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
             f"{_CALL} needs an optimiser, got the class {name}: make one, {name}(model.parameters(), ...)"
         )
     several = isinstance(optimizer, Iterable) and not isinstance(optimizer, nn.Module)
-    optimizers = list(optimizer) if several else [optimizer]
+    optimizers = [_unwrapped(one) for one in (optimizer if several else [optimizer])]
     for one in optimizers:
         if isinstance(one, LRScheduler):
             raise RecordingError(f"{_CALL} needs an optimiser, got {_name(one)}: pass scheduler.optimizer")
@@ -48,6 +49,11 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
     if not optimizers:
         raise RecordingError(f"{_CALL} needs the optimiser that trains the model, got none")
     return optimizers
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimiser that a trainer's wrapper, with no rule of its own, steps."""
+    return optimizer.optimizer if type(optimizer).__name__ in _WRAPPERS else optimizer
 
 
 def as_place(path: Any) -> Path | Backend:

@@ -11,7 +11,8 @@ A step is one call of an optimiser's `step`. This is the user's side; session.py
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from dualform.errors import DualformError, RecordingError
 from dualform.recorder.arguments import as_optimizers, as_place, check_model, check_shared
 from dualform.recorder.begin import Start
+from dualform.recorder.drawn import OWN_ORDER, IdentifiedBatches, keeps_order
 from dualform.recorder.estimate import Estimate, estimate
 from dualform.recorder.layers import Names
 from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
@@ -44,6 +46,7 @@ class Recorder:
         self._plan, self._start, self._drop_unexplained = plan, start, drop_unexplained
         self._distributed, self._wrapper = distributed, wrapper
         self._session: Session | None = None
+        self._is_tagging = False  # batches of a loader
 
     @property
     def layers(self) -> list[str]:
@@ -84,10 +87,63 @@ class Recorder:
                 of its tokens, in the shape of the batch. Rows that belong to no single example, as those of a position
                 table do, have no tag but scalars.
         """
-        session = self._session
+        session = self._session  # and not self._running: one call less in every step
         if session is None or session.closed or session.failure is not None:
             raise self._not_running()
         session.provenance.tag(Tags(columns))
+
+    def tag_batch(self, /, **columns: Any) -> None:
+        """Say what the rows of a batch are, however many steps are taken with it: `recorder.tag_batch(id=ids)`.
+
+        As `tag`, but these tags hold until the next call of either: where a batch is used in the steps of several
+        optimisers, and in a trainer's callbacks. Without tags, none hold any more.
+        """
+        if columns:
+            self._running.provenance.tag(Tags(columns), lasting=True)
+        elif self._session is not None:
+            self._session.provenance.untag()
+
+    def ids(self, loader: Any, *, tag: bool = True) -> IdentifiedBatches:
+        """Go through a DataLoader, with the ids of the examples in each batch: their rows in its dataset.
+
+            for ids, (images, labels) in recorder.ids(loader):
+                ...                                             # slots are tagged by `id` already
+
+        It draws what the loader would have drawn, with any sampler and any workers, shuffled by the same random
+        numbers. Loaders that Accelerate has prepared will do. To tag more, call `tag` or `tag_batch` with all tags.
+        Iterable datasets do not say which examples they give, and raise.
+
+        Args:
+            loader: The DataLoader. A collate function of its own is taken to keep examples in their order.
+            tag: False not to tag, where batches of several loaders meet in a step: then say which batch is coming.
+
+        Returns:
+            What can be iterated once in each epoch, and has the loader's length.
+        """
+        session = self._running
+        batches = IdentifiedBatches(loader, self._tagging) if tag else IdentifiedBatches(loader)
+        if not keeps_order(loader):
+            session.note(OWN_ORDER)
+        return batches
+
+    @contextmanager
+    def _tagging(self) -> Iterator[Callable[[Any], None]]:
+        """Tag batches of one loader; raise if those of another one are being tagged."""
+        if self._is_tagging:
+            raise RecordingError(
+                "two loaders are iterated at once, so that it is not known whose batch comes next: pass tag=False to "
+                "recorder.ids(...), and call recorder.tag(id=...) before each forward pass"
+            )
+        self._is_tagging = True
+        try:
+            yield lambda ids: self.tag_batch(id=ids)
+        finally:
+            self._is_tagging = False
+            self.tag_batch()
+
+    def note(self, text: str) -> None:
+        """Keep what a reader of the run should know, once: it is in `notes`, and goes with the run."""
+        self._running.note(text)
 
     def estimate(self, steps: int, batch: int) -> Estimate:
         """Estimate the bytes of a run, before repeated keys and zeros are left out.
@@ -106,9 +162,7 @@ class Recorder:
         Returns:
             The number of steps on the disk, to be passed as `resume` to go on from this checkpoint.
         """
-        session = self._session
-        if session is None or session.closed or session.failure is not None:
-            raise self._not_running()
+        session = self._running
         session.sync()
         return session.steps
 
@@ -144,6 +198,13 @@ class Recorder:
             if error is None:
                 raise
             error.add_note(f"dualform could not keep the last steps: {trouble}")
+
+    @property
+    def _running(self) -> Session:
+        session = self._session
+        if session is None or session.closed or session.failure is not None:
+            raise self._not_running()
+        return session
 
     def _not_running(self) -> RecordingError:
         if self._session is None:

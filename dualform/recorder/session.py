@@ -265,14 +265,16 @@ class Session:
         except BaseException as error:
             self.failure = error
             raise
-        self._stepping = True
-        return None if fused or closure is None else ((args[0],), {"closure": partial(self._call, closure, stepped)})
+        self._stepping = closure is None  # else weights stay as they are while the closure is called first
+        return None if closure is None else ((args[0],), {"closure": partial(self._call, closure, stepped, not fused)})
 
-    def _call(self, closure: Callable[[], Any], stepped: RecordedOptimizer) -> Any:
+    def _call(self, closure: Callable[[], Any], stepped: RecordedOptimizer, look: bool) -> Any:
         """Call a closure, which makes the gradients of the step, and look at them before the optimiser does."""
         loss = closure()
-        self._before = self._before._replace(final=True)
-        self._look(stepped)
+        self._stepping = True
+        if look:
+            self._before = self._before._replace(final=True)
+            self._look(stepped)
         return loss
 
     def _comes_last(self, stepped: RecordedOptimizer) -> bool:
