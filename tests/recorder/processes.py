@@ -131,7 +131,7 @@ TRAININGS = {
     "forked": Training(forked, options={"find_unused_parameters": True}),
     "uneven": Training(mlp, uneven=True),
     "joined": Training(mlp, ends_early=True, options={}),
-    "killed": Training(mlp, _adam, steps=200, every=20),
+    "killed": Training(mlp, _adam, steps=300, every=20),
 }
 
 
