@@ -83,7 +83,8 @@ class TaggingCollator:
                 f"the collator makes a {type(batch).__name__} of a batch, which has no room for tags: make it return a "
                 f"dict, or {_WITHOUT}"
             )
-        batch[TAGS] = {tag: lay_out(tag, entries, lengths, batch) for tag, entries in columns.items()}
+        # An empty one is left to the trainer, which knows better what is missing.
+        batch[TAGS] = {tag: lay_out(tag, entries, lengths, batch) for tag, entries in columns.items() if batch}
         return batch
 
 
