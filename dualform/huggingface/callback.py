@@ -3,22 +3,21 @@
     on_train_begin      the trainer is found, the recorder started, the loader made to name examples
     training_step       takes the tags off its batch, and tells the recorder, just before the forward pass
     on_save             everything is written to the disk, as a checkpoint is
-    on_log              of the figures of the whole training: the recorder is stopped, before the best weights are loaded
+    on_log              stops the recorder after the last step, before the best weights are loaded
 
-Events never see a batch, and none tells of an exception. So two of the trainer's methods, of this one object and for the
-time of the training, have a few lines ahead of them or around them: `training_step` and `_run_epoch`.
+Events never see a batch, and none tells of an exception. So two of the trainer's methods, of this one object and until
+the recorder stops, have a few lines of ours before them or around them: `training_step` and `_run_epoch`.
 """
 
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from dualform.errors import CannotResume, RecordingError, listing
@@ -81,14 +80,7 @@ class Record(TrainerCallback):
     # Events
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        model: nn.Module,
-        optimizer: Optimizer,
-        train_dataloader: Any,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start to record; go on with a run, if the training does."""
         self.stop()
@@ -98,14 +90,15 @@ class Record(TrainerCallback):
                 f"{args.world_size} processes and {args.n_gpu} devices in each train this model, and gradients of "
                 "others are not recorded: train in one process on one device (CUDA_VISIBLE_DEVICES=0)"
             )
-        optimizer = getattr(optimizer, "optimizer", optimizer)  # within the one of Accelerate
-        self._recorder = record(model, optimizer, self.path, resume=_steps_before(state), **self._options).start()
+        model, optimizer = kwargs["model"], kwargs["optimizer"]
+        own = getattr(optimizer, "optimizer", optimizer)  # within the one of Accelerate
+        self._recorder = record(model, own, self.path, resume=_steps_before(state), **self._options).start()
         self._synced = None
         self._note_steps(state)
         try:
             self._replace(trainer, "_run_epoch", self._run_epoch)
             if self._tags is not None:
-                self._leave.append(TaggedLoader(train_dataloader, self._tags, trainer.train_dataset).restore)
+                self._leave.append(TaggedLoader(kwargs["train_dataloader"], self._tags, trainer.train_dataset).restore)
                 self._replace(trainer, "training_step", self._training_step)
                 unknown = {*self._tags} - {*_arguments(model)}
                 hook = ModuleHook(torch.compiler.disable(partial(self._before_forward, unknown), **WHY_DISABLED))
@@ -155,7 +148,7 @@ class Record(TrainerCallback):
             raise
 
     def _training_step(self, original: Callable[..., Any], model: nn.Module, inputs: Any, *args: Any, **kw: Any) -> Any:
-        tags = inputs.pop(TAGS, None) if isinstance(inputs, dict) or hasattr(inputs, "pop") else None
+        tags = inputs.pop(TAGS, None) if isinstance(inputs, MutableMapping) else None
         if tags is None:
             raise RecordingError(
                 "a batch has come to training_step that is not as the training's data loader made it, so it is not "

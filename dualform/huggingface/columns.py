@@ -4,10 +4,10 @@
     batch.pop(TAGS)                                             # {"id": (batch,), "label": (batch,)}
     tagged.restore()
 
-A data set is wrapped so that its examples come with their rows, a collator so that it leaves out the rows again and lays
-out tags like the batch that it makes: an entry for each example, or, where an example has a list of them or several
-examples are packed into one sequence, an entry for each token. All of it happens where examples are loaded, be it
-in a worker process; nothing is said of the order in which batches are used.
+A data set is wrapped so that its examples come with their rows, a collator so that it leaves the rows out again and
+lays out tags like the batch that it makes: an entry for each example, or, where an example has a list of them or
+several examples are packed into one sequence, an entry for each token. All of it happens where examples are loaded, be
+it in a worker process. Tags go with their batch, whenever it is used.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -93,20 +93,16 @@ class TaggedLoader:
 
     def __init__(self, loader: Any, tags: Sequence[str], source: Any) -> None:
         self._loader = getattr(loader, "base_dataloader", loader)  # within the one of Accelerate
-        if not isinstance(self._loader, DataLoader) or (self._loader.batch_size is None and not self._batches):
+        if not isinstance(self._loader, DataLoader) or self._loader.batch_sampler is None:
             raise RecordingError(
-                f"tags need a DataLoader that makes batches of single examples, got {type(loader).__name__}: return one "
-                f"from get_train_dataloader, or {_WITHOUT}"
+                f"tags need a DataLoader that makes batches of single examples, got {type(loader).__name__}: return "
+                f"such a one from get_train_dataloader, or {_WITHOUT}"
             )
         self._dataset, self._collate = self._loader.dataset, self._loader.collate_fn
         dataset: Any = self._dataset
         if not isinstance(dataset, IterableDataset):
             dataset = NumberedDataset(dataset, _removed(dataset, source, tags))
         self._change(dataset, TaggingCollator(self._collate, tags))
-
-    @property
-    def _batches(self) -> bool:
-        return self._loader.batch_sampler is not None
 
     def restore(self) -> None:
         """Leave the loader as it was."""
@@ -169,8 +165,10 @@ def lay_out(tag: str, entries: Sequence[Any], lengths: Sequence[int], batch: Map
 
 
 def _shape(batch: Mapping[str, Any]) -> tuple[int, ...]:
-    first = next((value for value in batch.values() if isinstance(value, Tensor) and value.dim()), None)
-    return tuple(batch["input_ids"].shape if isinstance(batch.get("input_ids"), Tensor) else getattr(first, "shape", ()))
+    """Return the shape of the tokens in a batch; if there are none, of its first tensor."""
+    tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.dim()]
+    first = batch.get("input_ids", tensors[0] if tensors else None)
+    return tuple(getattr(first, "shape", ()))
 
 
 def _padded(tag: str, tokens: Sequence[Sequence[Any]], shape: tuple[int, ...], mask: Any) -> Array:

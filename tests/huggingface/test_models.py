@@ -1,5 +1,6 @@
 """Models as people train them: adapters on a frozen or quantised base, checkpointed, compiled, noised, averaged."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,9 @@ pytestmark = [
 
 def llama() -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64}
-    model: nn.Module = LlamaForCausalLM(LlamaConfig(**sizes, **heads))
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    sizes |= {"vocab_size": VOCABULARY, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model: nn.Module = LlamaForCausalLM(LlamaConfig(**sizes))
     return model
 
 
@@ -57,23 +58,21 @@ def with_lora(model: nn.Module, **options: Any) -> nn.Module:
     return adapted
 
 
-BACKEND = {"torch_compile_backend": "aot_eager"}
+REENTRANT = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
+SAVED = {"save_strategy": "steps", "eval_strategy": "steps", "save_steps": 3, "eval_steps": 3}
 
 
-@pytest.mark.parametrize("base", ["plain", "int8"])
 @pytest.mark.parametrize(
-    "options",
+    ("make", "options"),
     [
-        {"bf16": True},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
-        {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
-        {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2,
-         "load_best_model_at_end": True},
+        (llama, {"bf16": True}),
+        (llama, REENTRANT),
+        (lambda: quantised(llama()), {"bf16": True}),
+        (lambda: quantised(llama()), {**SAVED, "load_best_model_at_end": True}),
     ],
-)  # fmt: skip
-def test_lora(tmp_path: Path, base: str, options: dict[str, Any]) -> None:
-    model = llama()
-    adapted = with_lora(quantised(model) if base == "int8" else model, target_modules=["q_proj", "v_proj"])
+)
+def test_lora(tmp_path: Path, make: Callable[[], nn.Module], options: dict[str, Any]) -> None:
+    adapted = with_lora(make(), target_modules=["q_proj", "v_proj"])
     trained = train(tmp_path, model=adapted, **options)
     memory = dualform.load(trained.record.path)
     assert memory.coverage.attributed == 1
@@ -95,19 +94,23 @@ def test_an_adapter_on_an_embedding_is_accounted_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing(tmp_path: Path, reentrant: bool) -> None:
-    kwargs = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": reentrant}}
+    kwargs: dict[str, Any] = {
+        "gradient_checkpointing": True,
+        "gradient_checkpointing_kwargs": {"use_reentrant": reentrant},
+    }
     train(tmp_path, bf16=True, **kwargs)
     known = {(row["id"], token) for row in Rows().rows for token in [*row["input_ids"], 0]}
     assert set(tokens_by(tmp_path, "id")) <= known
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # in torch._dynamo
 @pytest.mark.parametrize("how", ["by the trainer", "in place before", "wrapped before"])
 def test_compiled_models(tmp_path: Path, how: str) -> None:
     torch.compiler.reset()
     options: dict[str, Any] = {"num_train_epochs": 1, "dataset": Rows(ragged=False)}
     model: Any = gpt2()
     if how == "by the trainer":
-        options |= {"torch_compile": True, **BACKEND}
+        options |= {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     elif how == "in place before":
         model.compile(backend="aot_eager")
     else:  # the trainer cannot see the arguments of the model within
@@ -123,7 +126,7 @@ def test_noise_on_embeddings(tmp_path: Path, bf16: bool) -> None:
 
 
 class Average(TrainerCallback):
-    """An average of the weights, beside the model, that is evaluated now and then."""
+    """An average of the weights, beside the model, that is called and followed back itself."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -139,8 +142,6 @@ class Average(TrainerCallback):
 
 
 def test_an_average_beside_the_model(tmp_path: Path) -> None:
-    average = Average()
-    trained = train(tmp_path, callbacks=[average])
-    assert dualform.load(trained.record.path).slots("transformer.wte") == len(tokens_by(tmp_path, "id"))
+    trained = train(tmp_path, callbacks=[Average()], dataset=Rows(ragged=False))
     assert trained.record.recorder.notes == []
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in average.average.modules()) or True
+    assert len(tokens_by(tmp_path, "id")) == 2 * 22 * 6  # those of the model, not those of its copy

@@ -55,7 +55,14 @@ def pad_left(rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
 
 def gpt2(**options: Any) -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"vocab_size": VOCABULARY, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64, "n_inner": 24}
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+        "n_inner": 24,
+    }
     model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, **options))
     return model
 
@@ -77,7 +84,7 @@ def prepare(
     **arguments: Any,
 ) -> Trained:
     """A trainer that records to `home / "run"`."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "per_device_train_batch_size": 4, "num_train_epochs": 2, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5,
         "learning_rate": 1e-2, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "use_cpu": True,
         "logging_strategy": "no",
