@@ -34,7 +34,7 @@ class Example(NamedTuple):
 
     row: int
     item: Any
-    columns: Mapping[str, Any]  # that were taken off it
+    removed: Mapping[str, Any]  # columns that were taken off it
 
 
 class NumberedDataset:
@@ -42,23 +42,23 @@ class NumberedDataset:
 
     Args:
         dataset: What the loader reads.
-        columns: The same rows with columns that were removed from the data set, if there are any.
+        removed: The same rows with columns that were removed from the data set, if there are any.
     """
 
-    def __init__(self, dataset: Any, columns: Any = None) -> None:
-        self.dataset, self.columns = dataset, columns
+    def __init__(self, dataset: Any, removed: Any = None) -> None:
+        self.dataset, self.removed = dataset, removed
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, row: int) -> Example:
-        return Example(int(row), self.dataset[row], {} if self.columns is None else self.columns[row])
+        return Example(int(row), self.dataset[row], {} if self.removed is None else self.removed[row])
 
     def __getitems__(self, rows: Sequence[int]) -> list[Example]:
         together = getattr(self.dataset, "__getitems__", None)
         if together is None:
             return [self[row] for row in rows]
-        removed = [{}] * len(rows) if self.columns is None else self.columns.__getitems__(rows)
+        removed = [{}] * len(rows) if self.removed is None else self.removed.__getitems__(rows)
         return [Example(int(row), *of_row) for row, *of_row in zip(rows, together(rows), removed, strict=True)]
 
     def __getattr__(self, name: str) -> Any:  # such as `set_epoch`
@@ -125,7 +125,7 @@ def _removed(dataset: Any, source: Any, tags: Sequence[str]) -> Any:
 def _entry(example: Any, tag: str) -> Any:
     """Return what a column says of an example; the example's row, where that is asked for and there is no column."""
     numbered = isinstance(example, Example)
-    item, removed = (example.item, example.columns) if numbered else (example, {})
+    item, removed = (example.item, example.removed) if numbered else (example, {})
     known: Any = item if isinstance(item, Mapping) else getattr(item, "__dict__", {})
     for columns in (removed, known):
         if tag in columns:

@@ -107,8 +107,8 @@ def test_gradient_checkpointing(tmp_path: Path, reentrant: bool) -> None:
 @pytest.mark.parametrize("how", ["by the trainer", "in place before", "wrapped before"])
 def test_compiled_models(tmp_path: Path, how: str) -> None:
     torch.compiler.reset()
-    options: dict[str, Any] = {"num_train_epochs": 1, "dataset": Rows(ragged=False)}
-    model: Any = gpt2()
+    options: dict[str, Any] = {"max_steps": 2, "dataset": Rows(ragged=False)}
+    model: Any = gpt2(n_layer=1)
     if how == "by the trainer":
         options |= {"torch_compile": True, "torch_compile_backend": "aot_eager"}
     elif how == "in place before":
@@ -117,7 +117,7 @@ def test_compiled_models(tmp_path: Path, how: str) -> None:
         model, options = torch.compile(model, backend="aot_eager"), options | {"remove_unused_columns": False}
     train(tmp_path, model=model, **options)
     known = {(row["id"], token) for row in Rows(ragged=False).rows for token in row["input_ids"]}
-    assert set(tokens_by(tmp_path, "id")) == known
+    assert set(tokens_by(tmp_path, "id")) < known
 
 
 @pytest.mark.parametrize("bf16", [False, True])
