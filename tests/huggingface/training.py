@@ -63,7 +63,7 @@ def gpt2(**options: Any) -> nn.Module:
         "n_positions": 64,
         "n_inner": 24,
     }
-    model: nn.Module = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2, **options))
+    model: nn.Module = GPT2LMHeadModel(GPT2Config(**(sizes | options), bos_token_id=1, eos_token_id=2))
     return model
 
 
