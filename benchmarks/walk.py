@@ -39,8 +39,8 @@ class Limit(NamedTuple):
 
 
 LIMITS = {
-    "a warm top(10, per='id')": Limit(63, 16),
-    "a cold top(10, per='id')": Limit(95, 20),
+    "a warm top(10, per='id')": Limit(64, 17),
+    "a cold top(10, per='id')": Limit(103, 22),
     "a recorded step": Limit(50, 14),  # of which 10 in 3 say whose its rows are, 4 in 1 what no layer records
 }
 

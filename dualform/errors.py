@@ -5,7 +5,8 @@ DualformError
 │   ├── UnexplainedGradient    keys and values are not all of a parameter's gradient
 │   ├── ParameterChanged       a parameter moved without its optimiser
 │   ├── NotFinite              a key, a value or a gradient is NaN or infinite
-│   └── CannotResume           the run does not go on from here: another step, other weights, another model
+│   ├── CannotResume           the run does not go on from here: another step, other weights, another model
+│   └── ProcessLost            another process of a distributed training has ended, or hangs
 ├── StorageError               bytes could not be written
 │   └── RunExists              the directory is already in use
 ├── RunError                   a directory is not a readable run
@@ -43,6 +44,10 @@ class NotFinite(RecordingError):
 
 class CannotResume(RecordingError):
     """The run does not go on from here: another step, other weights, another model."""
+
+
+class ProcessLost(RecordingError):
+    """Another process of a distributed training has ended, or hangs."""
 
 
 class StorageError(DualformError):

@@ -34,8 +34,9 @@ PREDECESSORS = {
     "docs/guides/optimisers.md": "docs/quickstart.md",
     "docs/guides/viewer.md": "docs/quickstart.md",
 }
-# Pages whose Python is run by tests of their own: tests/test_reliability.py and tests/store/test_run.py.
-RUN_ELSEWHERE = {"docs/reliability.md", "docs/internals/format.md"}
+# Pages whose Python is run by tests of their own: tests/test_reliability.py, tests/store/test_run.py and
+# tests/recorder/test_processes.py.
+RUN_ELSEWHERE = {"docs/reliability.md", "docs/internals/format.md", "docs/guides/processes.md"}
 WITH_PYTHON = [page for page in PAGES if page not in RUN_ELSEWHERE and blocks(read(page), "python")]
 
 

@@ -24,11 +24,16 @@ from dualform.errors import CannotResume, RecordingError, listing
 from dualform.huggingface.columns import ROW, TAGS, TaggedLoader
 from dualform.kinds.hook import WHY_DISABLED, ModuleHook
 from dualform.recorder import Recorder, record
+from dualform.recorder.drawn import OWN_ORDER
 from dualform.store import Backend, Where
 
 _STATE = "dualform.huggingface.Record"  # of an entry in the trainer's state, which is saved with every checkpoint
 _WHOLE = "train_runtime"  # is in the last figures that are logged, and in no others
-_OPTIONS = {*inspect.signature(record).parameters} - {"model", "optimizer", "path", "resume"}
+_OPTIONS = {*inspect.signature(record).parameters} - {"model", "optimizer", "path", "resume", "distributed"}
+_OTHER_ROWS = (
+    "the model is called with other tensors than those of the batch (reordered, repeated or changed by compute_loss?): "
+    "tags name the examples of the batch, row by row"
+)
 
 
 class Record(TrainerCallback):
@@ -46,8 +51,8 @@ class Record(TrainerCallback):
         path: The run's directory, or a backend such as `dualform.store.InMemory()`.
         tags: Columns of the training data: numbers or strings, or lists with an entry for each token. `id` is always
             among them: the row of the data set, if it has no column of that name. None to record without tags.
-        options: Those of `dualform.record`, but for `resume`: `layers`, `exclude`, `dtype`, `values`, `merge`,
-            `on_unexplained`, `overwrite`, `about`, `provenance`.
+        options: Those of `dualform.record`, but for those that the trainer decides: `layers`, `exclude`, `dtype`,
+            `values`, `merge`, `on_unexplained`, `overwrite`, `about`, `provenance`.
     """
 
     def __init__(self, path: Where, tags: Sequence[str] | None = (ROW,), **options: Any) -> None:
@@ -85,20 +90,20 @@ class Record(TrainerCallback):
         """Start to record; go on with a run, if the training does."""
         self.stop()
         trainer = self._trainer()
-        if args.world_size > 1 or args.n_gpu > 1:
-            raise RecordingError(
-                f"{args.world_size} processes and {args.n_gpu} devices in each train this model, and gradients of "
-                "others are not recorded: train in one process on one device (CUDA_VISIBLE_DEVICES=0)"
-            )
         model, optimizer = kwargs["model"], kwargs["optimizer"]
+        several = args.world_size > 1 or args.n_gpu > 1  # then what is around the model says how gradients are shared
+        passed = trainer.model_wrapped if several else model
         own = getattr(optimizer, "optimizer", optimizer)  # within the one of Accelerate
-        self._recorder = record(model, own, self.path, resume=_steps_before(state), **self._options).start()
+        self._recorder = record(passed, own, self.path, resume=_steps_before(state), **self._options).start()
         self._synced = None
         self._note_steps(state)
         try:
             self._replace(trainer, "_run_epoch", self._run_epoch)
             if self._tags is not None:
-                self._leave.append(TaggedLoader(kwargs["train_dataloader"], self._tags, trainer.train_dataset).restore)
+                tagged = TaggedLoader(kwargs["train_dataloader"], self._tags, trainer.train_dataset)
+                self._leave.append(tagged.restore)
+                if not tagged.keeps_order:
+                    self._recorder.note(OWN_ORDER)
                 self._replace(trainer, "training_step", self._training_step)
                 unknown = {*self._tags} - {*_arguments(model)}
                 hook = ModuleHook(torch.compiler.disable(partial(self._before_forward, unknown), **WHY_DISABLED))
@@ -170,11 +175,8 @@ class Record(TrainerCallback):
             for name, value in self._inputs.items()
         ):
             self._inputs = {}
-            warnings.warn(
-                "the model is called with other tensors than those of the batch (reordered, repeated or changed by "
-                "compute_loss?): tags name the examples of the batch, row by row",
-                stacklevel=2,
-            )
+            self.recorder.note(_OTHER_ROWS)
+            warnings.warn(_OTHER_ROWS, stacklevel=2)
         if unknown.isdisjoint(kwargs):
             return None
         return args, {name: value for name, value in kwargs.items() if name not in unknown}

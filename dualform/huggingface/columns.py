@@ -24,6 +24,7 @@ from dualform.errors import RecordingError, listing
 TAGS = "dualform_tags"  # the entry of a batch
 ROW = "id"  # the tag that is the row of an example, unless there is a column of that name
 _NONE = {int: -1, float: float("nan"), str: ""}  # what padding is tagged with
+_KEEP_ORDER = "torch.utils.data.", "transformers.data."  # modules of collators
 _WITHOUT = "pass tags=None to record without tags"
 
 Array = NDArray[Any]
@@ -103,6 +104,12 @@ class TaggedLoader:
         if not isinstance(dataset, IterableDataset):
             dataset = NumberedDataset(dataset, _removed(dataset, source, tags))
         self._change(dataset, TaggingCollator(self._collate, tags))
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the collator is known to keep the order of the examples: one of torch, or of transformers."""
+        collate = getattr(self._collate, "data_collator", self._collate)  # within the one that removes columns
+        return getattr(collate, "__module__", "").startswith(_KEEP_ORDER)
 
     def restore(self) -> None:
         """Leave the loader as it was."""

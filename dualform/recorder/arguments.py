@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dualform.errors import RecordingError
-from dualform.store import Backend
+from dualform.store import Backend, InMemory
 
 _CALL = "dualform.record(model, optimizer, path)"
+_WRAPPERS = "AcceleratedOptimizer", "LightningOptimizer"  # of Accelerate and Lightning, which are not imported for it
 
 
 def check_model(model: Any) -> None:
@@ -36,7 +37,7 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
             f"{_CALL} needs an optimiser, got the class {name}: make one, {name}(model.parameters(), ...)"
         )
     several = isinstance(optimizer, Iterable) and not isinstance(optimizer, nn.Module)
-    optimizers = list(optimizer) if several else [optimizer]
+    optimizers = [_unwrapped(one) for one in (optimizer if several else [optimizer])]
     for one in optimizers:
         if isinstance(one, LRScheduler):
             raise RecordingError(f"{_CALL} needs an optimiser, got {_name(one)}: pass scheduler.optimizer")
@@ -50,6 +51,11 @@ def as_optimizers(optimizer: Any) -> list[Optimizer]:
     return optimizers
 
 
+def _unwrapped(optimizer: Any) -> Any:
+    """Return the optimiser that a trainer's wrapper, with no rule of its own, steps."""
+    return optimizer.optimizer if type(optimizer).__name__ in _WRAPPERS else optimizer
+
+
 def as_place(path: Any) -> Path | Backend:
     """Return where the run goes to."""
     if isinstance(path, Backend):
@@ -59,6 +65,14 @@ def as_place(path: Any) -> Path | Backend:
             f"path must be the name of a directory, or a backend such as dualform.store.InMemory(), got {_name(path)}"
         )
     return Path(path).absolute()  # the process may change its directory
+
+
+def check_shared(where: Path | Backend, merge: str | None) -> None:
+    """Raise for what several processes cannot record together."""
+    if isinstance(where, InMemory):
+        raise RecordingError("several processes cannot share a run in memory: pass a directory that all of them see")
+    if merge is not None:
+        raise RecordingError("several processes do not sum up keys together: leave out merge, or record in one process")
 
 
 def _name(thing: Any) -> str:

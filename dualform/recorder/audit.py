@@ -37,6 +37,7 @@ from dualform.recorder.evidence import (
 )
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.rounded_factor import refined
+from dualform.recorder.world import ALONE, World
 
 _TINY = float(np.finfo(np.float64).tiny)
 _SUMS_SO_FAR = 64  # of a pass, that are looked at
@@ -58,28 +59,33 @@ class AuditedStep(NamedTuple):
     failed: Mapping[str, Unexplained]  # by layer; none of them is in the evidence, nor in that of later steps
 
 
-def audit(steps: Sequence[StepEvidence], first: int) -> Iterator[AuditedStep]:
-    """Explain step after step, from number `first` on; a layer that fails is left out of the steps after it."""
+def audit(steps: Sequence[StepEvidence], first: int, world: World = ALONE) -> Iterator[AuditedStep]:
+    """Explain step after step, from number `first` on; a layer that fails is left out of the steps after it.
+
+    All processes of a training audit the same steps, and ask one another for what only one has.
+    """
     simple = explain_by_common_factor([step.layers for step in steps])
     dropped: set[str] = set()
     for place, step in enumerate(steps):
         number = first + place
         explained, failed = simple.get(place, []), dict[str, Unexplained]()
         if place not in simple or dropped:
-            explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number)
+            explained, failed = _explain([e for e in step.layers if e.layer.name not in dropped], number, world)
             dropped |= {*failed}
             step = step._replace(layers=[e for e in step.layers if e.layer.name not in dropped])
         if any(evidence.half_rounding for evidence in step.layers):
-            explained = refined(step.layers, explained)
+            explained = refined(step.layers, explained, world)
         yield AuditedStep(number, step, explained, failed)
 
 
-def _explain(layers: Sequence[LayerEvidence], step: int) -> tuple[list[Explanation], dict[str, Unexplained]]:
+def _explain(
+    layers: Sequence[LayerEvidence], step: int, world: World
+) -> tuple[list[Explanation], dict[str, Unexplained]]:
     """Explain the layers of a step, by as many factors as it takes; and say which of them nothing explains."""
     if not layers:
         return [], {}
     numbers = sorted({number for evidence in layers for number in evidence.passes})
-    equations = [_Equation(uses, numbers) for family in families(layers) for uses in family.uses]
+    equations = [_Equation(uses, numbers, world) for family in families(layers) for uses in family.uses]
     for equation in equations:
         if not np.isfinite(equation.target).all():
             raise NotFinite(
@@ -92,7 +98,7 @@ def _explain(layers: Sequence[LayerEvidence], step: int) -> tuple[list[Explanati
         for layer in e.family:  # of layers with tied parameters, none is known without the others
             failed.setdefault(layer, Unexplained(e.parameter, bool(e.products.any())))
     if failed:  # what is left may have a simpler explanation without them
-        return _explain([evidence for evidence in layers if evidence.layer.name not in failed], step)[0], failed
+        return _explain([evidence for evidence in layers if evidence.layer.name not in failed], step, world)[0], failed
     by_parameter = {equation.parameter: equation for equation in equations}
     explained = []
     for evidence in layers:
@@ -112,8 +118,8 @@ class _Equation:
     beside torch's, which slow down the training.
     """
 
-    def __init__(self, uses: Uses, numbers: Sequence[int]) -> None:
-        self._uses, self._numbers = uses, numbers
+    def __init__(self, uses: Uses, numbers: Sequence[int], world: World) -> None:
+        self._uses, self._numbers, self._world = uses, numbers, world
         first, use = uses[0]  # the one that looks at the gradient
         self.layer, self.family = first.layer.name, first.layer.family
         self.parameter = first.layer.description.trained[use].parameter.name
@@ -131,11 +137,12 @@ class _Equation:
         self.products = np.where(self.finite[:, None], products, 0.0)  # (passes, n)
 
     def _captures(self) -> Iterator[tuple[int, LayerEvidence, slice, Capture]]:
-        """Yield what went through the layers in finite passes: where the pass is, the layer, its numbers, the call."""
+        """Yield what went through the layers here in finite passes: where the pass is, layer, its numbers, the call."""
         for evidence, use in self._uses:
             for number, of_pass in evidence.passes.items():
                 place = self._numbers.index(number)
-                for capture in of_pass.captures if self.finite[place] else ():
+                calls = (capture for capture in of_pass.captures if isinstance(capture, Capture))
+                for capture in calls if self.finite[place] else ():
                     yield place, evidence, evidence.layer.probe.slices[use], capture
 
     @cached_property
@@ -145,16 +152,17 @@ class _Equation:
         for place, evidence, numbers, capture in self._captures():
             keys, values = capture.unpacked(evidence.layer)
             bounds[place] += as_float64(evidence.layer.probe.of_rows(keys, values, absolute=True)[numbers])
-        return bounds
+        return self._world.mean(bounds)
 
     @cached_property
     def rounding(self) -> Array:
         """What rounding may leave over of each pass, elementwise: by absolute values, and by the sums so far."""
-        rounding = SLACK * self.bounds
+        sums = np.zeros(self.products.shape)
         for place, evidence, numbers, capture in self._captures():
-            largest = _largest_sum(evidence.layer, numbers, capture)
-            rounding[place] += rounding_of_sum(capture.slots) * largest
-        return max(evidence.view.eps for evidence, _ in self._uses) * rounding
+            sums[place] += rounding_of_sum(capture.slots) * _largest_sum(evidence.layer, numbers, capture)
+        eps = max(evidence.view.eps for evidence, _ in self._uses)
+        rounding: Array = eps * (SLACK * self.bounds + self._world.mean(sums))
+        return rounding
 
     def explained(self, factors: Array) -> bool:
         """Return whether nothing is left over but rounding."""

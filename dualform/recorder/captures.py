@@ -79,10 +79,19 @@ class Capture(NamedTuple):
         return keys, self.values.unpacked()
 
 
+class Told(NamedTuple):
+    """What another process of the training tells of a call that was followed back there, where its rows stay."""
+
+    product: Tensor
+    slots: int
+    precision: torch.dtype
+    nbytes: int = 0  # here
+
+
 class Pass(NamedTuple):
     """All calls of a layer in one backward pass, in the order they were made."""
 
-    captures: Sequence[Capture]
+    captures: Sequence[Capture | Told]
     accumulated: bool  # into `.grad`, and not only looked at, as torch.autograd.grad does
 
     @property

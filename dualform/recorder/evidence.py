@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
-from dualform.recorder.captures import Capture, Pass
+from dualform.recorder.captures import Capture, Pass, Told
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.plan import RecordedOptimizer
 from dualform.store.chapter import Accounts
@@ -61,7 +61,7 @@ class LayerEvidence(NamedTuple):
     passes: Mapping[int, Pass]
 
     @property
-    def captures(self) -> list[Capture]:
+    def captures(self) -> list[Capture | Told]:
         """Of all passes."""
         return [capture for of_pass in self.passes.values() for capture in of_pass.captures]
 
@@ -254,14 +254,18 @@ class PendingSteps:
     What is wrong with a training loop is mostly so from its first step on, and is reported in that step. Later steps
     wait for one another: between the products of a training every little bit of work is several times as slow as in a
     loop of its own. None waits long, though, and none where its rows would have to be kept for the audit alone.
+
+    Several processes audit the same steps, and agree each time on how many wait for the next one.
     """
 
-    def __init__(self, wait: bool) -> None:
+    def __init__(self, wait: bool, agreed: bool = False) -> None:
         self._wait = wait
         self._steps: list[StepEvidence] = []
         self._taken = 0  # steps
         self._nbytes = 0
         self._since = monotonic()
+        self._agreed = 1 if agreed else None  # how many wait; None: that is found out as they come
+        self.wish = 1  # how many would wait next, if it were up to this process
 
     def add(self, step: StepEvidence) -> bool:
         """Add a step and return whether it is time to take all of them."""
@@ -270,11 +274,22 @@ class PendingSteps:
         captures = (capture for of_pass in passes for capture in of_pass.captures)
         self._nbytes += sum(capture.nbytes for capture in captures)
         waiting = len(self._steps)
+        if self._agreed is not None:
+            return waiting >= self._agreed
         first = not self._wait or self._taken + waiting <= _FIRST_STEPS
         full = waiting >= _MAX_STEPS or self._nbytes >= _MAX_BYTES
         return first or full or monotonic() - self._since >= _MAX_SECONDS
 
     def take(self) -> list[StepEvidence]:
         steps, self._steps = self._steps, []
-        self._taken, self._nbytes, self._since = self._taken + len(steps), 0, monotonic()
+        self._taken += len(steps)
+        if self._agreed is not None and steps:
+            alike = min(_MAX_BYTES * len(steps) // max(self._nbytes, 1), _MAX_STEPS)
+            soon = int(_MAX_SECONDS * len(steps) / max(monotonic() - self._since, 1e-3))
+            self.wish = max(1, min(alike, soon)) if self._wait and self._taken >= _FIRST_STEPS else 1
+        self._nbytes, self._since = 0, monotonic()
         return steps
+
+    def agree(self, steps: int) -> None:
+        """Let so many steps wait for one another from now on."""
+        self._agreed = steps

@@ -18,6 +18,9 @@ from dualform.store import Layer, Parameter, Storage, Use
 SEED = 20220211  # any number will do, as long as it stays the same
 FROZEN = "its weight is frozen"
 Names = str | Iterable[str]  # a name, a pattern, or several
+_WORKS = (
+    "What works: one process, or DistributedDataParallel around the whole model, passed to dualform.record as it is"
+)
 _PARALLEL = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 
 
@@ -58,11 +61,12 @@ def choose_layers(
     A layer named outright that cannot be recorded raises.
     """
     for module in model.modules():
+        name = type(module).__name__
+        if any(type(parameter).__name__ == "DTensor" for parameter in module._parameters.values()):
+            raise RecordingError(f"the parameters of {name} are split between processes. {_WORKS}")
         if any(base.__name__ in _PARALLEL for base in type(module).__mro__):
-            raise RecordingError(
-                f"{type(module).__name__} is not supported: its gradients come from other replicas too. "
-                "Record the plain model in one process"
-            )
+            part = " around a part of the model" if name == "DistributedDataParallel" else ""
+            raise RecordingError(f"{name}{part} is not supported. {_WORKS}")
         if getattr(getattr(module, "dynamo_ctx", None), "fullgraph", False):
             raise RecordingError(f"the model is compiled with fullgraph=True: {FULLGRAPH}")
     owners = owners_of(model, optimizers)

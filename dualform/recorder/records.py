@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from dualform.kinds.half_precision import HALF, call_codes
 from dualform.recorder.audit import AuditedStep
-from dualform.recorder.captures import Capture, Packed
+from dualform.recorder.captures import Capture, Packed, Pass
 from dualform.recorder.plan import RecordingPlan
 from dualform.recorder.provenance.calls import choose_tags
 from dualform.recorder.tags import Tags, check_same, joined
@@ -40,13 +40,17 @@ class UsedPass(NamedTuple):
 def used_passes(step: AuditedStep) -> list[UsedPass]:
     """Return the passes that were in a gradient; the others were zeroed before the step: all factors are 0."""
     used = [
-        UsedPass(evidence.layer.name, of_pass.captures, (), factors, apart=explanation.apart)
+        UsedPass(evidence.layer.name, _own(of_pass), (), factors, apart=explanation.apart)
         for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True)
         for of_pass, factors in zip(evidence.passes.values(), explanation.factors, strict=True)
         if factors.any()
     ]
     tags = choose_tags({capture.call for of_pass in used for capture in of_pass.captures}, step.number)
     return [of_pass._replace(tags=[tags[capture.call] for capture in of_pass.captures]) for of_pass in used]
+
+
+def _own(of_pass: Pass) -> list[Capture]:
+    return [capture for capture in of_pass.captures if isinstance(capture, Capture)]
 
 
 def check_tags(
@@ -63,15 +67,17 @@ def check_tags(
     return expected
 
 
-def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]) -> StepRecord:
-    """Put a step together: lines and residuals of all layers, and the rows of some passes."""
-    residual = dict.fromkeys((layer.name for layer in plan.layers), float("nan"))  # of layers that are not stepped
-    for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True):
-        residual[evidence.layer.name] = explanation.residual
+def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass], rank: int = 0) -> StepRecord:
+    """Put a step together: the rows of some passes, and what the first process keeps: lines and residuals of layers."""
     rows: dict[str, list[Rows]] = {}
     for used in passes:
         for part in _parts(plan, used):
             rows.setdefault(used.layer, []).append(_as_rows(part, plan.storage))
+    if rank:
+        return StepRecord({}, {}, rows)
+    residual = dict.fromkeys((layer.name for layer in plan.layers), float("nan"))  # of layers that are not stepped
+    for evidence, explanation in zip(step.evidence.layers, step.explanations, strict=True):
+        residual[evidence.layer.name] = explanation.residual
     accounts = step.evidence.accounts
     idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
     return StepRecord({**plan.idle_lines, **idle, **step.evidence.lines}, residual, rows, accounts)

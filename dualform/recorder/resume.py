@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.errors import CannotResume
+from dualform.recorder.world import World
 from dualform.store import Column, Manifest, Resumption, RunWriter, Shard, Where
 from dualform.store.schema import STATE, STATE_BUFFERS
 
@@ -28,20 +29,21 @@ class Resumed(NamedTuple):
     buffers: dict[str, Array]  # as the last snapshot has them
 
 
-def resume_run(where: Where, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int) -> Resumed:
-    """Return a writer that continues after a step, and what was decided so far; drop nothing unless all fits."""
-    resumption = Resumption(where, step)
+def resume_run(
+    where: Where, step: int, manifest: Manifest, state: Mapping[str, Column], chapter_bytes: int, world: World
+) -> Resumed:
+    """Return a writer that continues after a step, and what was decided so far; drop nothing unless all fits.
+
+    Each process of a training goes on with its own chain of shards, and nothing is dropped unless all fits in all.
+    """
+    resumption = world.all(lambda: Resumption(where, step, world.rank, world.size))
     run, backend = resumption.run, resumption.run.backend
     try:
-        for what in ("layers", "storage", "optimizers"):  # a run goes on as it was begun
-            before, now = getattr(run.manifest, what), getattr(manifest, what)
-            if before != now:
-                raise CannotResume(
-                    f"{backend.describe()} was begun with other {what}: {_words(before)}; now they are {_words(now)}"
-                )
-        _check_restored(resumption.snapshot, state, manifest, backend.describe())
-        writer = RunWriter(backend, run.manifest, resumption.lock, chapter_bytes, resumption.kept)  # reads their keys
-        resumption.cut()
+        world.all(lambda: _check_fits(resumption, state, manifest))
+        writer = RunWriter(
+            backend, run.manifest, resumption.lock, chapter_bytes, resumption.kept, world.rank
+        )  # reads their keys
+        world.all(resumption.cut)
         snapshot = resumption.snapshot
         names = snapshot.snapshot_names(STATE_BUFFERS)
         buffers = {name.removeprefix(STATE_BUFFERS): snapshot.snapshot_holder(name)[name] for name in names}
@@ -49,6 +51,16 @@ def resume_run(where: Where, step: int, manifest: Manifest, state: Mapping[str, 
     except BaseException:
         resumption.lock.release()
         raise
+
+
+def _check_fits(resumption: Resumption, state: Mapping[str, Column], manifest: Manifest) -> None:
+    """Raise unless the run can go on as it was begun, from the state it was left in."""
+    where = resumption.run.backend.describe()
+    for what in ("layers", "storage", "optimizers"):
+        before, now = getattr(resumption.run.manifest, what), getattr(manifest, what)
+        if before != now:
+            raise CannotResume(f"{where} was begun with other {what}: {_words(before)}; now they are {_words(now)}")
+    _check_restored(resumption.snapshot, state, manifest, where)
 
 
 def _words(what: Any) -> str:

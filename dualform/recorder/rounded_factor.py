@@ -17,6 +17,7 @@ from dualform.kinds.half_precision import call_codes, rounded_passes
 from dualform.recorder.captures import Capture
 from dualform.recorder.common_factor import Explanation
 from dualform.recorder.evidence import LayerEvidence, families
+from dualform.recorder.world import World
 
 _UNITS = 16  # of a layer, whose gradients are computed
 _LAYERS = 3  # that are tried: what rounding did to one may not be known
@@ -24,7 +25,7 @@ _MAX_RESIDUAL = 2e-4  # of what is left over, if it is
 _NEAR_POWER_OF_TWO = 1e-5  # so near to one a factor is one: it is 1, or a loss scaler's
 
 
-def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation]) -> list[Explanation]:
+def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation], world: World) -> list[Explanation]:
     """Measure the common factor of a step again, and take it where rounding explains the difference to what was fitted.
 
     Where rounding cannot be repeated, or passes differ, factors stay what they are.
@@ -39,11 +40,13 @@ def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation]) -
         fitted = {float(factor) for factor in explanation.factors[:, 0] if factor}  # of the weight, in each pass
         if len(fitted) != 1:
             continue
-        measured = _best_fit(evidence, explanation).factor
+        measured = _best_fit(evidence, explanation, world).factor
         if measured is not None and abs(fitted.pop() / measured - 1) <= evidence.rounding:
             pairs = [(e, _replaced(x, measured, rounding[e.layer.name])) for e, x in pairs]
             break
-    return [x._replace(apart=_best_fit(e, x).apart) if _has_calls(e) and not e.layer.tied else x for e, x in pairs]
+    return [
+        x._replace(apart=_best_fit(e, x, world).apart) if _has_calls(e) and not e.layer.tied else x for e, x in pairs
+    ]
 
 
 def _cost(evidence: LayerEvidence) -> int:
@@ -76,13 +79,15 @@ class _Fit(NamedTuple):
         return nearest if abs(self.scale / nearest - 1) < _NEAR_POWER_OF_TWO else self.scale
 
 
-def _best_fit(evidence: LayerEvidence, explanation: Explanation) -> _Fit:
+def _best_fit(evidence: LayerEvidence, explanation: Explanation, world: World) -> _Fit:
     """Round what went through a layer once more, with calls summed up in half precision, or each by itself."""
-    fits = [_fit(evidence, explanation, apart) for apart in ((False, True) if _has_calls(evidence) else (False,))]
+    fits = [
+        _fit(evidence, explanation, apart, world) for apart in ((False, True) if _has_calls(evidence) else (False,))
+    ]
     return min(fits, key=lambda fit: fit.residual)
 
 
-def _fit(evidence: LayerEvidence, explanation: Explanation, apart: bool) -> _Fit:
+def _fit(evidence: LayerEvidence, explanation: Explanation, apart: bool, world: World) -> _Fit:
     layer, factors = evidence.layer, explanation.factors[:, 0]
     target = evidence.view.products[0].cpu().double().view(-1, layer.description.d_out)  # (probes, d_out)
     # outputs that see entries of their own have to be there all
@@ -90,8 +95,9 @@ def _fit(evidence: LayerEvidence, explanation: Explanation, apart: bool) -> _Fit
     units = target.square().sum(dim=0).topk(min(some, target.shape[1])).indices.sort().values
     used = [of_pass for of_pass, factor in zip(evidence.passes.values(), factors, strict=True) if factor]
     gradient = torch.zeros(len(units), layer.description.trained[0].width, dtype=torch.float64)
-    for of_pass in used:
-        gradient = gradient + _rounded(evidence, of_pass.captures, units, apart)
+    for calls in ([c for c in of_pass.captures if isinstance(c, Capture)] for of_pass in used):
+        gradient = gradient + _rounded(evidence, calls, units, apart) if calls else gradient  # or another process's
+    gradient = torch.from_numpy(world.mean(gradient.numpy()))
     seen, target = layer.probe.of_units(0, gradient).cpu().double(), target[:, units]
     scale = float((seen * target).sum() / seen.square().sum())
     return _Fit(float((target - scale * seen).norm() / target.norm()), apart, scale)

@@ -10,7 +10,7 @@ with a loop is mostly so from the start, later ones a few at a time.
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from dualform.errors import NotFinite, ParameterChanged, RecordingError, Storage
 from dualform.kinds.hook import ModuleHook
 from dualform.recorder.account import Account
 from dualform.recorder.audit import AuditedStep, audit, unexplained
+from dualform.recorder.begin import Start, begin_run
 from dualform.recorder.captures import Arena, Captures
 from dualform.recorder.estimate import chapter_bytes
 from dualform.recorder.evidence import (
@@ -32,6 +33,7 @@ from dualform.recorder.evidence import (
     trained_parameters,
     view_gradients,
 )
+from dualform.recorder.exchange import exchange, own_part
 from dualform.recorder.layers import SEED
 from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
@@ -39,8 +41,15 @@ from dualform.recorder.provenance.follow import Provenance
 from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
 from dualform.recorder.snapshot import State, as_column, left_out
-from dualform.store import Column, RunWriter, Where
+from dualform.recorder.world import ALONE, World
+from dualform.store import Column, RunWriter
 from dualform.store.coverage import Coverage, coverage
+
+
+class Handle(Protocol):
+    """Takes something off the model or the optimiser again."""
+
+    def remove(self) -> None: ...
 
 
 class BeforeStep(NamedTuple):
@@ -58,10 +67,8 @@ _NOTHING_READ = BeforeStep({}, {}, {}, final=False)
 class Session:
     """Hooks on a model and its optimisers, and one writer. `close` takes the hooks off and ends the run."""
 
-    def __init__(
-        self, plan: RecordingPlan, where: Where, overwrite: bool, resume: int | None, drop_unexplained: bool
-    ) -> None:
-        self._plan, self._drop_unexplained = plan, drop_unexplained
+    def __init__(self, plan: RecordingPlan, start: Start, drop_unexplained: bool, world: World = ALONE) -> None:
+        self._plan, self._drop_unexplained, self._world = plan, drop_unexplained, world
         self._recorded = {layer.name: layer for layer in plan.layers}  # but for those that were dropped
         self._tag_kinds: Mapping[str, str] | None = None  # set by the first batch
         self._snapshots = plan.snapshots()
@@ -70,26 +77,28 @@ class Session:
         self._told_of_drops = False
         self.failure: BaseException | None = None
         self.closed = False
-        self._steps_taken = self._steps_audited = resume or 0
+        self._steps_taken = self._steps_audited = start.resume or 0
         self._before = _NOTHING_READ
         self._stepping = False
-        self._pending = PendingSteps(wait=plan.storage.values)
+        self._pending = PendingSteps(wait=plan.storage.values, agreed=world.size > 1)
         merge = plan.storage.merge
         self._merger = Merger(plan.manifest.layers, merge, plan.storage.dtype) if merge else None
         self._arena = Arena()
         self.provenance = Provenance(plan.layers, self.note, plan.provenance)
         self._fingerprint = self._row_to_check()[1].clone()
         self._captures = Captures(plan.layers, plan.storage, self._arena, self.provenance, self._on_drop)
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[Handle] = []
         self._before_hooks: dict[int, RemovableHandle] = {}  # by the number of the optimiser
         try:
             self.provenance.add_hooks(plan.model)
             for stepped in plan.optimizers:
                 self._add_step_hooks(stepped)
+            if world.size > 1 and world.wrapper is not None:
+                self._follow_joins(world.wrapper)
             loading = ModuleHook(self._before_loading)
             self._handles.append(plan.model.register_load_state_dict_pre_hook(loading))
             # Last, so that whatever fails leaves no run that was begun for nothing, and an old one as it was.
-            self.writer, self._account = self._begin(where, overwrite, resume)
+            self.writer, self._account = self._begin(start)
             if self.writer.dropped:
                 self._leave_out(self.writer.dropped)
             if unheld := left_out(plan.model):
@@ -104,15 +113,20 @@ class Session:
         self._handles.append(before)  # at once, for the next may be refused
         self._handles.append(stepped.optimizer.register_step_post_hook(partial(self._after_step, stepped)))
 
-    def _begin(self, where: Where, overwrite: bool, resume: int | None) -> tuple[RunWriter, Account]:
+    def _follow_joins(self, wrapper: Any) -> None:
+        from dualform.recorder.joining import follow_joins  # some builds of torch have no torch.distributed
+
+        self._handles.append(follow_joins(wrapper, self._world.rank, self._audit_together, self._after_join))
+
+    def _begin(self, start: Start) -> tuple[RunWriter, Account]:
         """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
-        plan, state = self._plan, self._snapshots.whole()
+        plan, state, world = self._plan, self._snapshots.whole(), self._world
         length = chapter_bytes(self._snapshots.trained(state))
         others = plan.manifest.others if plan.storage.values else ()
-        if resume is None:
-            writer = RunWriter.begin(where, plan.manifest, state, length, overwrite)
+        if start.resume is None:
+            writer = begin_run(start.where, plan.manifest, state, length, start.overwrite, world)
             return writer, Account(plan.model, others, None)
-        resumed = resume_run(where, resume, plan.manifest, state, length)
+        resumed = resume_run(start.where, start.resume, plan.manifest, state, length, world)
         self._tag_kinds = resumed.tag_kinds
         self._snapshots.resume(resumed.buffers)
         return resumed.writer, Account(plan.model, others, resumed.accounted)
@@ -145,8 +159,7 @@ class Session:
                 "a checkpoint loaded?); call recorder.sync() before that, or after they are back"
             )
         try:
-            self._audit_pending()
-            self._seal()
+            self._audit_pending(sync=True)
             self.writer.wait()
         except BaseException as error:
             self.failure = error
@@ -157,7 +170,8 @@ class Session:
         self.closed = True
         self._remove_hooks()
         try:
-            if not isinstance(self.failure, StorageError):  # else there is nobody to leave them to
+            together = self._world.size == 1 or (ended_by is None and self.failure is None)  # else others may be gone
+            if together and not isinstance(self.failure, StorageError):  # else there is nobody to leave them to
                 self._audit_pending()
         except BaseException as error:  # an interrupt, too: the run is ended and let go in any case
             self.failure = error
@@ -176,9 +190,15 @@ class Session:
             self.writer.abandon()  # the disk said no once; what was sealed stays readable
             return
         # Weights that moved on without being recorded are not the state after the last recorded step.
-        torn = self._stepping or self.failure is not None
+        lost = self._steps_taken - self._steps_audited  # which not all processes have explained
+        if lost:
+            self.note(
+                f"the last {lost} steps were not explained by all processes when this one ended, and are not kept"
+            )
+            self._steps_taken = self._steps_audited
+        torn = self._stepping or self.failure is not None or lost > 0
         self.writer.put(self._merger.take() if self._merger else {})
-        state = {} if torn else self._last_state()
+        state = {} if torn or self._world.rank else self._last_state()
         self.writer.close(state, "complete" if ended_by is None else ended_by.__name__)
 
     def _last_state(self) -> State:
@@ -245,14 +265,16 @@ class Session:
         except BaseException as error:
             self.failure = error
             raise
-        self._stepping = True
-        return None if fused or closure is None else ((args[0],), {"closure": partial(self._call, closure, stepped)})
+        self._stepping = closure is None  # else weights stay as they are while the closure is called first
+        return None if closure is None else ((args[0],), {"closure": partial(self._call, closure, stepped, not fused)})
 
-    def _call(self, closure: Callable[[], Any], stepped: RecordedOptimizer) -> Any:
+    def _call(self, closure: Callable[[], Any], stepped: RecordedOptimizer, look: bool) -> Any:
         """Call a closure, which makes the gradients of the step, and look at them before the optimiser does."""
         loss = closure()
-        self._before = self._before._replace(final=True)
-        self._look(stepped)
+        self._stepping = True
+        if look:
+            self._before = self._before._replace(final=True)
+            self._look(stepped)
         return loss
 
     def _comes_last(self, stepped: RecordedOptimizer) -> bool:
@@ -322,6 +344,10 @@ class Session:
         if self.steps and not self._stepping and self._before_load is None and self._is_as_left():
             self._before_load = self._snapshots.changed()
 
+    def _after_join(self) -> None:
+        """Take the weights as they are: a process that had run out of batches has those of the others now."""
+        self._fingerprint = self._row_to_check()[1].clone()
+
     def _row_to_check(self) -> tuple[str, Tensor]:
         """Return a weight's name and a row of it: another weight and another row in each step.
 
@@ -334,24 +360,46 @@ class Session:
 
     # What becomes of steps
 
-    def _audit_pending(self) -> None:
-        """Audit the steps that wait, and leave them to the writer."""
-        merge = self._plan.storage.merge
+    def _audit_pending(self, *, sync: bool = False) -> None:
+        """Audit the steps that wait, leave them to the writer, and seal them if it is time to, or asked for."""
+        if self._world.size > 1:
+            self._audit_together(sync=sync)
+            return
+        self._audit_steps(self._pending.take())
+        if sync or self.writer.full:
+            self._seal()
+
+    def _audit_together(self, *, sync: bool = False, idle: bool = False, over: bool = False) -> bool:
+        """Audit the steps that wait in all processes of the training; return whether all have run out of batches."""
+        world, own = self._world, self._pending.take()
+        steps, over = exchange(world, self._recorded, own, self._steps_audited, idle, over)
+        self._audit_steps(steps)
+        agreed = world.gather((sync, self.writer.full, self._pending.wish))
+        self._pending.agree(min(wish for _, _, wish in agreed))
+        if any(sync or full for sync, full, _ in agreed):
+            self._seal()
+        if any(sync for sync, _, _ in agreed):
+            world.all(self.writer.wait)
+        return over
+
+    def _audit_steps(self, steps: Sequence[StepEvidence]) -> None:
+        """Audit steps, and leave them to the writer."""
+        merge, world = self._plan.storage.merge, self._world
         try:
-            for step in audit(self._pending.take(), self._steps_audited):
+            for step in audit(steps, self._steps_audited, world):
                 if step.failed:
                     self._drop(step)
+                step = own_part(step, world) if world.size > 1 else step
                 passes = used_passes(step)
                 self._tag_kinds = check_tags(passes, self._tag_kinds, merge, step.number)
                 keys = tagged_keys(passes, merge) if merge else []
-                self.writer.append(as_record(self._plan, step, () if merge else passes), self._tag_kinds or {})
+                record = as_record(self._plan, step, () if merge else passes, world.rank)
+                self.writer.append(record, self._tag_kinds or {})
                 if self._merger:
                     self._merger.add(keys)
                 self._steps_audited += 1
         finally:
             self._steps_taken = self._steps_audited  # should one of them not be explained, the steps end there
-        if self.writer.full:
-            self._seal()
 
     def _drop(self, step: AuditedStep) -> None:
         """Record a step, and all that follow, without the layers that failed; raise unless that is wanted."""
@@ -378,7 +426,7 @@ class Session:
         give_back = self._arena.hand_over()
         # Passes that wait for another optimiser's step still lie in these blocks.
         done = (lambda: None) if self._captures.waiting else give_back
-        self.writer.seal(self._snapshots.changed(), done=done)
+        self.writer.seal({} if self._world.rank else self._snapshots.changed(), done=done)
         self._snapshots.handed_over()
 
 

@@ -59,10 +59,7 @@ def _read_manifest(content: Any, where: str) -> Manifest:
         raise RunError(f"{where} was damaged or edited: its checksum does not fit")
     del content["format"], content["version"]
     with Document(content, "the manifest") as entry:
-        with Document(entry.object("storage"), "storage") as stored:
-            storage = Storage(stored.text("dtype"), stored.flag("values"), stored.text_or_none("merge"))
-        if storage.dtype not in PRECISIONS or (storage.values and storage.merge is not None):
-            raise ValueError(f"nothing is stored like this: {storage}")
+        storage = _read_storage(entry.object("storage"))
         optimizers = []
         for described in entry.list("optimizers"):
             with Document(described, "an optimizer") as optimizer:
@@ -91,6 +88,14 @@ def _read_manifest(content: Any, where: str) -> Manifest:
         raise ValueError("one of its other parameters has an optimiser that it does not describe")
     _check_layers(manifest)
     return manifest
+
+
+def _read_storage(described: dict[str, Any]) -> Storage:
+    with Document(described, "storage") as stored:
+        storage = Storage(stored.text("dtype"), stored.flag("values"), stored.text_or_none("merge"))
+    if storage.dtype not in PRECISIONS or (storage.values and storage.merge is not None):
+        raise ValueError(f"nothing is stored like this: {storage}")
+    return storage
 
 
 def _check_version(version: Any, where: str) -> None:

@@ -17,6 +17,7 @@ def summary(run: Run) -> dict[str, Any]:
         "run": run.manifest.run,
         "created": run.manifest.created,
         "software": run.manifest.software,
+        "processes": run.manifest.world,
         "steps": run.steps,
         "ended": run.ended,
         "snapshots": list(run.sealed),  # a recording can go on from each of these steps
@@ -57,10 +58,11 @@ def summary_lines(run: Run) -> dict[str, str]:
     )
     merge = facts["storage"]["merge"]
     kept = f"keys summed by {merge}" if merge else "keys and values" if facts["storage"]["values"] else "keys only"
+    by = f", by {facts['processes']} processes" if facts["processes"] > 1 else ""
     resume = "" if run.ended else ". To go on, restore your checkpoint of one and dualform.record(..., resume=STEP)"
     lines = {
         "run": facts["path"],
-        "recorded": f"{facts['created']}, {facts['software']}",
+        "recorded": f"{facts['created']}, {facts['software']}{by}",
         "steps": f"{facts['steps']:,} ({ending(run)})",
         "snapshots": f"after step {listing(reversed(facts['snapshots']), most=10)}{resume}",
         "layers": ", ".join(layers),

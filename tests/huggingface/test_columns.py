@@ -69,6 +69,7 @@ def test_a_loader_is_afterwards_as_it_was() -> None:
     loader: Any = DataLoader(Squares(), batch_size=2, collate_fn=collate)  # type: ignore[arg-type]
     before = list(loader)
     dataset, tagged = loader.dataset, TaggedLoader(loader, ["id"], None)
+    assert not tagged.keeps_order  # as far as is known
     loader.dataset.set_epoch(3)
     assert dataset.epoch == 3
     assert [made[TAGS]["id"].tolist() for made in loader] == [[10, 11], [12, 13], [14]]

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from transformers import LlamaConfig, LlamaForCausalLM, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 import dualform
+from dualform.recorder.drawn import OWN_ORDER
 from tests.huggingface.training import VOCABULARY, Rows, gpt2, tokens_by, train
 
 pytestmark = [
@@ -143,5 +144,5 @@ class Average(TrainerCallback):
 
 def test_an_average_beside_the_model(tmp_path: Path) -> None:
     trained = train(tmp_path, callbacks=[Average()], dataset=Rows(ragged=False))
-    assert trained.record.recorder.notes == []
+    assert trained.record.recorder.notes == [OWN_ORDER]
     assert len(tokens_by(tmp_path, "id")) == 2 * 22 * 6  # those of the model, not those of its copy

@@ -61,7 +61,9 @@ def test_tags_are_those_of_the_rows(tmp_path: Path, ids: bool, workers: int, opt
 def test_examples_that_are_packed_have_tags_by_token(tmp_path: Path) -> None:
     rows = Rows()
     flatten: Any = DataCollatorWithFlattening
-    train(tmp_path, dataset=rows, collate=flatten(), record={"tags": ["place"]})
+    trained = train(tmp_path, dataset=rows, collate=flatten(), record={"tags": ["place"]})
+    (note,) = trained.record.recorder.notes  # and none of the order of examples, which this collator keeps
+    assert note.startswith("a batch of one shows no difference")
     expected = {
         (place, token): EPOCHS for row in rows.rows for place, token in zip(row["place"], row["input_ids"], strict=True)
     }
@@ -116,7 +118,8 @@ class Reversed(Trainer):
 
 def test_a_loss_that_reorders_the_batch_is_told_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="called with other tensors than those of the batch"):
-        train(tmp_path, trainer=Reversed)
+        trained = train(tmp_path, trainer=Reversed)
+    assert "called with other tensors" in str(trained.record.recorder.notes)
 
 
 # Steps, checkpoints, evaluation

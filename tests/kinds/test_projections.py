@@ -193,7 +193,6 @@ def test_keys_and_values_are_those_of_explicit_products(tmp_path: Path, calls: s
     errors = torch.autograd.grad(F.cross_entropy(logits, labels), [output for _, output in products])
     stored = Run(tmp_path / "run")
     slots = Slots(stored, stored.layers[LAYER])
-    ((_, shard),) = stored.chapters
     block = slots.block(PassRows(0, slice(0, len(slots))))
     keys = torch.cat([key.detach().reshape(-1, slots.layer.d_in) for key, _ in products])
     assert_close(block.keys.pair(torch.eye(slots.layer.d_in, dtype=torch.float64)).mT, keys)

@@ -12,6 +12,9 @@ import torch
 import torch.distributed
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module
 
 import dualform
 from dualform.errors import NotFinite, ParameterChanged, RecordingError, StorageError, UnexplainedGradient
@@ -246,17 +249,27 @@ def test_an_optimiser_derived_from_torchs_is_that_one_unless_it_overrides_step(t
         record(model, _Overridden(model.parameters()), tmp_path / "other")
 
 
-def test_data_parallel_models_are_refused(tmp_path: Path) -> None:
+def test_other_parallel_models_are_refused(tmp_path: Path) -> None:
     model = network()
     wrapped = nn.DataParallel(model)
-    with pytest.raises(RecordingError, match="DataParallel is not supported"):
+    with pytest.raises(RecordingError, match="DataParallel is not supported. What works: one process, or Distributed"):
         record(wrapped, sgd(model), tmp_path / "run")
     store = f"file://{tmp_path}/rendezvous"
     torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
     try:
         distributed = nn.parallel.DistributedDataParallel(model)
-        with pytest.raises(RecordingError, match="DistributedDataParallel is not supported"):
-            record(distributed, sgd(model), tmp_path / "run")
+        with pytest.raises(RecordingError, match="DistributedDataParallel around a part of the model"):
+            record(nn.Sequential(distributed), sgd(model), tmp_path / "run")
+        optimizer = sgd(model)
+        with record(distributed, optimizer, tmp_path / "run"):  # by a world of one
+            step(distributed, optimizer)
+        assert_exact(tmp_path / "run", model, steps=1)
+        split = distribute_module(network(), init_device_mesh("cpu", (1,)))
+        with pytest.raises(RecordingError, match="the parameters of Linear are split between processes. What works"):
+            record(split, sgd(split), tmp_path / "other")
+        fully_shard(model)
+        with pytest.raises(RecordingError, match="FSDPSequential is not supported. What works"):
+            record(model, sgd(model), tmp_path / "other")
     finally:
         torch.distributed.destroy_process_group()
 

@@ -67,6 +67,22 @@ def test_a_single_step_with_nesterov_is_exact(tmp_path: Path) -> None:
     assert_exact(tmp_path / "run", model, 1)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_closure_that_fails_leaves_all_steps_before_it(tmp_path: Path, fused: bool) -> None:
+    model = network()
+    optimizer = make("SGD", model, {"momentum": 0.9, "fused": fused})
+
+    def fails() -> float:
+        backward(model)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), record(model, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            optimizer.step(lambda: backward(model).item())
+        optimizer.step(fails)
+    assert_exact(tmp_path / "run", model, 3)
+
+
 def halve(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         parameter.grad.mul_(0.5)

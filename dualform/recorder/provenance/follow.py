@@ -45,7 +45,7 @@ class Provenance:
     """What is known of calls; `add_hooks` follows them until `close`."""
 
     def __init__(self, layers: Sequence[RecordedLayer], note: Callable[[str], None], enabled: bool) -> None:
-        self.tags = NO_TAGS  # in force
+        self.tags = self._lasting = NO_TAGS  # in force; and again after a step
         self._layers, self._note, self._enabled = layers, note, enabled
         self._numbers = count()
         self._depth = 0
@@ -83,13 +83,17 @@ class Provenance:
             handle.remove()
         self._hooked = [(module, handles) for module, handles in self._hooked if id(module) not in gone]
 
-    def tag(self, tags: Tags) -> None:
-        """Take what the user says of the coming forward passes, or of the last one."""
+    def tag(self, tags: Tags, lasting: bool = False) -> None:
+        """Take what the user says of the coming forward passes, or of the last one; for more than a step if lasting."""
         self._forget_interrupted()
-        self.tags = tags
+        self.tags, self._lasting = tags, tags if lasting else NO_TAGS
         for call in list(self._waiting):
             if call.late is None:
                 call.late = tags
+
+    def untag(self) -> None:
+        """Forget what the user said; nothing is said of the coming forward passes."""
+        self.tags = self._lasting = NO_TAGS
 
     def before_step(self) -> None:
         """Find out what is still to be known of calls, while their arguments and weights are there."""
@@ -109,7 +113,7 @@ class Provenance:
             call.arguments = None
         self._waiting.clear()
         self._deferred.clear()
-        self.tags = NO_TAGS
+        self.tags = self._lasting
 
     def place(self, layer: str, keys: Callable[[], Tensor], leading: tuple[int, ...]) -> tuple[Call, int] | None:
         """Return which call a layer is called in, and for which time; None if its errors cannot follow."""
