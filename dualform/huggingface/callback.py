@@ -90,6 +90,11 @@ class Record(TrainerCallback):
         """Start to record; go on with a run, if the training does."""
         self.stop()
         trainer = self._trainer()
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise RecordingError(
+                "FSDP and DeepSpeed shard parameters over processes, so that no layer has its whole gradient: train in "
+                "one process, or in several with DistributedDataParallel (torchrun alone)"
+            )
         model, optimizer = kwargs["model"], kwargs["optimizer"]
         several = args.world_size > 1 or args.n_gpu > 1  # then what is around the model says how gradients are shared
         passed = trainer.model_wrapped if several else model

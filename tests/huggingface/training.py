@@ -1,5 +1,9 @@
-"""A tiny training by a Trainer, and what its run says of each slot of the embedding."""
+"""A tiny training by a Trainer, and what its run says of each slot of the embedding.
 
+torchrun --nproc-per-node 2 -m tests.huggingface.training DIRECTORY [CHECKPOINT]
+"""
+
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -124,3 +128,20 @@ def tokens_by(home: Path, tag: str) -> list[tuple[Any, int]]:
     """What the run says of each slot of the embedding: its tag, and its key, which is a token."""
     layer = RawRun(home / "run").layers["transformer.wte"]
     return list(zip(layer.tags[tag], layer.keys.argmax(axis=1).tolist(), strict=True))
+
+
+if __name__ == "__main__":  # one of several processes, which torchrun has begun
+    training = prepare(
+        Path(sys.argv[1]),
+        dataset=Rows(24),
+        record={"tags": ["place"], "overwrite": True},
+        ddp_backend="gloo",
+        ddp_find_unused_parameters=False,
+        bf16=True,
+        save_strategy="steps",
+        save_steps=2,
+        eval_strategy="steps",
+        eval_steps=1,
+    )
+    training.trainer.train(resume_from_checkpoint=sys.argv[2] if len(sys.argv) > 2 else None)
+    check_left_alone(training)
