@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dualform import algebra as algebra
     from dualform import duality as duality
     from dualform import errors as errors
+    from dualform import huggingface as huggingface
     from dualform import inputs as inputs
     from dualform import kinds as kinds
     from dualform import lightning as lightning
@@ -58,7 +59,7 @@ _HOME = {
     "record": "dualform.recorder",
     "unfuse": "dualform.nn",
 }
-_MODULES = ("algebra", "duality", "errors", "inputs", "kinds", "lightning", "nn", "plots", "text")
+_MODULES = ("algebra", "duality", "errors", "huggingface", "inputs", "kinds", "lightning", "nn", "plots", "text")
 
 __version__ = "0.1.0"
 __all__ = ["__version__", *_MODULES, *_HOME]

@@ -114,6 +114,7 @@ def test_the_public_names() -> None:
         "algebra",
         "duality",
         "errors",
+        "huggingface",
         "inputs",
         "kinds",
         "lightning",

@@ -8,7 +8,8 @@ from dualform.store.schema import STATE_PARAMETERS, state_tensor
 def moved_parameters(run: Run) -> dict[str, float]:
     """Return by name how far each moved, as a share of the size it had.
 
-    A recorded step moves what its optimiser holds. Everything else is stored again only where it has changed.
+    A recorded step moves what its optimiser holds. Everything else is stored again only where it has changed. What has
+    another shape, as quantised weights that were packed in another way, has moved by all of its size.
     """
     stepped, moved = _stepped(run), {}
     for shard in run.shards[1:]:
@@ -16,7 +17,8 @@ def moved_parameters(run: Run) -> dict[str, float]:
             if name in stepped:
                 continue
             before, now = (stored_tensor(s, state_tensor(name)).double() for s in (run.shards[0], shard))
-            distance, size = float((now - before).norm()), float(before.norm())
+            difference = now - before if now.shape == before.shape else before
+            distance, size = float(difference.norm()), float(before.norm())
             if distance != 0.0:
                 moved[name] = distance / size if size else distance
     return moved

@@ -139,6 +139,9 @@ def _obstacle(candidate: Candidate, owners: Mapping[int, int], storage: Storage)
     """Return why a layer by itself cannot be recorded exactly; None if it can."""
     if storage.merge and not candidate.kind.vectors:
         return "its keys are not stored as rows of numbers, and a merged memory sums up such keys only"
+    own = [*candidate.module.parameters(recurse=False)]
+    if own and not any(parameter.requires_grad for parameter in own):
+        return FROZEN  # whatever else is in the way, as of a class that quantises
     if candidate.obstacle is not None:
         return candidate.obstacle
     if not (candidate.d_in and candidate.d_out):

@@ -16,7 +16,7 @@ from torch import Tensor
 from dualform.kinds.half_precision import call_codes, rounded_passes
 from dualform.recorder.captures import Capture
 from dualform.recorder.common_factor import Explanation
-from dualform.recorder.evidence import LayerEvidence
+from dualform.recorder.evidence import LayerEvidence, families
 from dualform.recorder.world import World
 
 _UNITS = 16  # of a layer, whose gradients are computed
@@ -34,13 +34,15 @@ def refined(layers: Sequence[LayerEvidence], explained: Sequence[Explanation], w
     # Nothing is measured of layers with tied parameters: which of their gradients were summed up in half precision
     # depends on what autocast has cast before. They take the factor that is measured of others.
     alone = [pair for pair in pairs if not pair[0].layer.tied]
+    # An embedding's own gradient may not be rounded, while that of the head is which shares its weight.
+    rounding = {evidence.layer.name: family.rounding for family in families(layers) for evidence in family.layers}
     for evidence, explanation in sorted(alone, key=lambda pair: _cost(pair[0]))[:_LAYERS]:
         fitted = {float(factor) for factor in explanation.factors[:, 0] if factor}  # of the weight, in each pass
         if len(fitted) != 1:
             continue
         measured = _best_fit(evidence, explanation, world).factor
         if measured is not None and abs(fitted.pop() / measured - 1) <= evidence.rounding:
-            pairs = [(e, _replaced(e, x, measured)) for e, x in pairs]
+            pairs = [(e, _replaced(x, measured, rounding[e.layer.name])) for e, x in pairs]
             break
     return [
         x._replace(apart=_best_fit(e, x, world).apart) if _has_calls(e) and not e.layer.tied else x for e, x in pairs
@@ -51,8 +53,8 @@ def _cost(evidence: LayerEvidence) -> int:
     return sum(capture.slots for capture in evidence.captures) * evidence.layer.description.d_in
 
 
-def _replaced(evidence: LayerEvidence, explanation: Explanation, measured: float) -> Explanation:
-    near = np.abs(explanation.factors / measured - 1) <= evidence.rounding
+def _replaced(explanation: Explanation, measured: float, rounding: float) -> Explanation:
+    near = np.abs(explanation.factors / measured - 1) <= rounding
     return explanation._replace(factors=np.where(near, measured, explanation.factors))
 
 

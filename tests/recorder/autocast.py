@@ -65,7 +65,7 @@ class Trained:
 
 
 def batch(setting: Setting) -> tuple[Tensor, Tensor]:
-    if setting.model is Transformer:
+    if setting.model is not perceptron:
         words = torch.randint(WORDS, (BATCH, 5))
         return words, (2 * words + 1) % WORDS
     inputs = torch.randn(BATCH, 8)

@@ -174,6 +174,24 @@ def test_factors_are_known_to_float32(tmp_path: Path, clip: bool) -> None:
     np.testing.assert_allclose(factors, scales * clipped, rtol=2e-6 if clip else 0)
 
 
+def tied() -> Transformer:
+    model = Transformer()
+    model.head.weight = model.embedding.weight
+    return model
+
+
+def test_an_embedding_has_the_factor_of_the_head_that_shares_its_weight(tmp_path: Path) -> None:
+    """Of the two only the head's gradient is rounded, and what is fitted to their sum is off by that."""
+    trained = train(tmp_path / "run", Setting(clip=True, model=tied))
+    factors = {
+        layer: np.concatenate([shard[f"slots/{layer}/factors"][:, 0] for _, shard in Run(tmp_path / "run").chapters])
+        for layer in ("embedding", "head", "down")
+    }
+    np.testing.assert_array_equal(factors["embedding"], factors["down"])
+    np.testing.assert_array_equal(factors["head"], factors["down"])
+    assert trained.memory.verify().layers["embedding"].relative_error < 2e-5
+
+
 @pytest.mark.parametrize(("optimizer", "dtype"), [("AdamW", torch.bfloat16), ("SGD", torch.bfloat16)])
 def test_weights_in_half_precision_cannot_be_certified(tmp_path: Path, optimizer: str, dtype: torch.dtype) -> None:
     certificate = train(tmp_path / "run", Setting(optimizer, weights=dtype)).memory.verify()

@@ -116,6 +116,28 @@ def test_a_part_that_was_frozen_and_is_trained_later_is_not_certified(tmp_path: 
     assert {*certificate.moved} == {"0.weight", "0.bias"}
 
 
+class Packing(nn.Linear):
+    """A frozen layer that packs its weight when it is first called, as some that quantise do."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if self.weight.shape == (self.out_features, self.in_features):
+            self.weight.data = self.weight.data.T.reshape(-1, 1)
+        return F.linear(inputs, self.weight.view(self.in_features, self.out_features).T, self.bias)
+
+
+def test_a_frozen_weight_that_gets_another_shape_is_not_certified(tmp_path: Path) -> None:
+    model = network(nn.ReLU())
+    packing = Packing(5, 4).to(torch.float64).requires_grad_(False)
+    model[0] = packing
+    optimizer = sgd(model[2])
+    with record(model, optimizer, tmp_path / "run") as recorder:  # without a warning, for frozen is what it is
+        step(model, optimizer)
+    assert recorder.skipped == {}
+    certificate = dualform.load(tmp_path / "run").verify()
+    assert not certificate.ok
+    assert certificate.moved == {"0.weight": 1.0}
+
+
 def test_best_weights_that_are_loaded_at_the_end_are_no_part_of_the_run(tmp_path: Path) -> None:
     model = network(nn.BatchNorm1d(4))
     optimizer = sgd(model)
