@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from dualform.memory import Memory as Memory
     from dualform.memory import load as load
     from dualform.nn import unfuse as unfuse
+    from dualform.recipe import Recipe as Recipe
     from dualform.recorder import Recorder as Recorder
     from dualform.recorder import record as record
     from dualform.store.coverage import Coverage as Coverage
@@ -49,6 +50,7 @@ _HOME = {
     "Memory": "dualform.memory",
     "Output": "dualform.attention.questions",
     "Question": "dualform.attention.plan",
+    "Recipe": "dualform.recipe",
     "Recorder": "dualform.recorder",
     "Spotlight": "dualform.attention.spotlight",
     "Table": "dualform.table",

@@ -13,6 +13,7 @@ DualformError
 ├── QueryError                 the question does not fit the memory
 │   ├── UnknownName            no such layer, tag or value; lists those to choose from
 │   └── NotRecorded            the run does not hold what the question needs
+├── RecipeError                a recipe is none, or not that of the run: a step is not what it was
 ├── DataError                  a data set is not found, not downloadable or malformed
 ├── Refused                    the viewer cannot answer a request
 ├── CannotServe                the viewer cannot listen: no such address, or its port is not free
@@ -82,6 +83,10 @@ class UnknownName(QueryError):
     def __init__(self, kind: str, name: object, known: Iterable[object]) -> None:
         names = list(known)
         super().__init__(f"no {kind} {name!r}; {f'choose from {listing(names)}' if names else 'there are none'}")
+
+
+class RecipeError(DualformError):
+    """A recipe is none, or not that of the run: a step is not what it was."""
 
 
 class DataError(DualformError):

@@ -35,6 +35,10 @@ from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.kinds import check_kinds, match_modules, names
+from dualform.recipe import Recipe
+from dualform.recipe.replay import TrainedAgain
+from dualform.recipe.retrain import Weights, recipe_of, retrain, retrain_recorded
+from dualform.recipe.sizes import nbytes_of
 from dualform.slots import By, Selection, View, checked_by, condition
 from dualform.store import Run, Shard, Where, summary, summary_lines
 from dualform.store.coverage import Coverage
@@ -42,18 +46,22 @@ from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
 
 
-def load(path: Where) -> "Memory":
+def load(path: Where, recipe: Recipe | None = None, cache: int | str = "2 GB") -> "Memory":
     """Open a recorded run: `memory = dualform.load("runs/mnist")`. Reads headers, not data.
 
     Of a damaged run, what comes before the damage is opened, with a warning.
 
     Args:
         path: The run's directory, or a backend.
+        recipe: The recipe that it was trained by. Slots that are not stored are made again by it, when they are asked
+            for, and `retrain` trains without some examples.
+        cache: How much of what was made again is kept for the next question, in bytes or as "20 GB"; the oldest goes
+            first.
 
     Returns:
         The memory, for questions and views.
     """
-    run = Run(path)
+    run = Run(path, None if recipe is None else partial(TrainedAgain, recipe, nbytes_of(cache)))
     if run.unread:
         warnings.warn(f"{run.unread}; what comes after step {run.steps} is left out", stacklevel=2)
     return Memory(run)
@@ -320,6 +328,37 @@ class Memory:
         dtypes = {use.parameter.name: stored_parameter(start, use.parameter).dtype for use in rebuilt}
         named = named_parameters(self._run.layers[layer], whole)
         return {name: tensor.to(dtypes[name]) for name, tensor in named.items()}
+
+    def retrain(
+        self,
+        *,
+        without: Mapping[str, Any] | None = None,
+        where: Mapping[str, Any] | None = None,
+        weights: Mapping[Any, float] | None = None,
+        record: Where | None = None,
+        progress: Callable[[int, int], None] = lambda step, steps: None,
+    ) -> nn.Module:
+        """Train again without some examples: `memory.retrain(without={"id": [3, 4]})`. Needs the run's recipe.
+
+        What `without` and `where` of a memory mute has left its mark on all that came after it; here it was never
+        trained on. All else is as it was: the order, the random numbers, and by how many examples a batch's loss is
+        divided.
+
+        Args:
+            without: Examples to leave out, by their tags.
+            where: Or those that are not left out.
+            weights: Or weights between 0 and 1 for some examples, by id.
+            record: Where to record the training as a run of its own, from its beginning.
+            progress: Called with the number of steps that were taken, and of all that have to be.
+
+        Returns:
+            The model that this training makes, of as many steps as the run has.
+        """
+        recipe_of(self._run)  # raises, before anything is asked of the examples
+        weigh = Weights.of(self._run, without, where, weights)
+        if record is None:
+            return retrain(self._run, weigh, progress)
+        return retrain_recorded(self._run, weigh, record, progress)
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
         """Read every byte and measure the distance between dual and primal form, layer by layer.

@@ -104,6 +104,7 @@ def test_the_public_names() -> None:
         "Memory",
         "Output",
         "Question",
+        "Recipe",
         "Recorder",
         "Spotlight",
         "Table",

@@ -1,12 +1,35 @@
 """Begin a new run: in one process, or in all processes of a training, each with a chain of shards of its own."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from dualform.errors import RecordingError
 from dualform.recorder.world import World
-from dualform.store import Column, Manifest, RunWriter, Where
+from dualform.store import Column, Manifest, Rows, RunWriter, StepRecord, Where
+
+
+class StepSink(Protocol):
+    """What takes audited steps: the writer of a run, or whoever wants slots that are not to be written."""
+
+    @property
+    def dropped(self) -> Mapping[str, int]: ...
+    @property
+    def full(self) -> bool: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def snapshot_nbytes(self) -> int: ...
+
+    def check(self) -> None: ...
+    def append(self, step: StepRecord, tags: Mapping[str, str]) -> None: ...
+    def drop(self, layers: Iterable[str]) -> None: ...
+    def put(self, merged: Mapping[str, Rows]) -> None: ...
+    def note(self, text: str) -> None: ...
+    def seal(self, state: Mapping[str, Column], ended: str | None = None, done: Callable[[], None] = ...) -> None: ...
+    def wait(self) -> None: ...
+    def close(self, state: Mapping[str, Column], ended: str) -> None: ...
+    def abandon(self) -> None: ...
 
 
 class Start(NamedTuple):
@@ -15,6 +38,7 @@ class Start(NamedTuple):
     where: Where
     overwrite: bool = False
     resume: int | None = None  # the step to go on from
+    sink: StepSink | None = None  # takes the steps from there on, in place of a run
 
 
 def begin_run(

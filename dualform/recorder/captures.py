@@ -79,6 +79,20 @@ class Capture(NamedTuple):
         return keys, self.values.unpacked()
 
 
+class Unstored(NamedTuple):
+    """One call of a layer that was followed back, of which nothing is kept but how many rows it had."""
+
+    order: int
+    backward: int
+    precision: torch.dtype
+    call: Call
+    number: int
+    leading: tuple[int, ...]
+    extents: tuple[int, ...]
+    slots: int
+    nbytes: int  # that keys and values would take
+
+
 class Told(NamedTuple):
     """What another process of the training tells of a call that was followed back there, where its rows stay."""
 
@@ -100,6 +114,13 @@ class Pass(NamedTuple):
         return sum(others, start=first)
 
 
+class UnstoredPass(NamedTuple):
+    """The same of a layer whose slots a recipe makes again."""
+
+    captures: Sequence[Unstored]
+    accumulated: bool
+
+
 class Captures:
     """Collects captures while its hooks are on; `take` hands a layer's passes over."""
 
@@ -114,6 +135,7 @@ class Captures:
         self._storage, self._arena, self._provenance, self._on_drop = storage, arena, provenance, on_drop
         self._order = count()
         self._waiting: dict[str, list[Capture]] = defaultdict(list)
+        self._unstored: dict[str, list[Unstored]] = defaultdict(list)
         self._passes: Counter[str] = Counter()  # that wait, by layer
         self._accumulated: dict[str, set[int]] = defaultdict(set)  # numbers of passes, by layer
         self._dropped = 0
@@ -143,6 +165,14 @@ class Captures:
             passes[capture.backward].append(capture)
         return {number: Pass(of_pass, number in accumulated) for number, of_pass in passes.items()}
 
+    def take_unstored(self, layer: str) -> dict[int, UnstoredPass]:
+        """Return the same of a layer whose slots are not stored."""
+        passes: dict[int, list[Unstored]] = defaultdict(list)
+        for capture in sorted(self._unstored.pop(layer, ()), key=attrgetter("backward", "order")):
+            passes[capture.backward].append(capture)
+        accumulated = self._accumulated.pop(layer, ())
+        return {number: UnstoredPass(of_pass, number in accumulated) for number, of_pass in passes.items()}
+
     @property
     def waiting(self) -> bool:
         """Whether there are passes that no step has taken yet."""
@@ -151,7 +181,8 @@ class Captures:
     @property
     def nbytes(self) -> int:
         """Bytes of all rows that wait."""
-        return sum(capture.nbytes for captures in self._waiting.values() for capture in captures)
+        unstored = (capture.nbytes for captures in self._unstored.values() for capture in captures)
+        return sum(capture.nbytes for captures in self._waiting.values() for capture in captures) + sum(unstored)
 
     @property
     def passes(self) -> int:
@@ -185,6 +216,7 @@ class Captures:
         if layer in self._gradient_handles:
             self._gradient_handles.pop(layer).remove()
         self._waiting.pop(layer, None)
+        self._unstored.pop(layer, None)
 
     def close(self) -> None:
         for layer in [*self._handles]:
@@ -211,6 +243,9 @@ class Captures:
                 if name not in recorded:
                     return
                 call.followed = True
+                if not layer.description.stored:
+                    self._unstored[name].append(self._uncaptured(layer, of_module, gradient, call, number, order))
+                    return
                 keys, values = kind.rows(of_module), kind.errors(of_module, gradient)
                 capture = Capture(
                     order=order,
@@ -230,6 +265,23 @@ class Captures:
             return on_errors
 
         return on_keys
+
+    def _uncaptured(
+        self, layer: RecordedLayer, of_module: ModuleCall, gradient: Tensor, call: Call, number: int, order: int
+    ) -> Unstored:
+        """Return what is kept of a call whose keys and values a recipe makes again."""
+        kind, slots = layer.kind, len(layer.kind.errors(of_module, gradient))
+        return Unstored(
+            order,
+            torch._C._current_graph_task_id(),
+            gradient.dtype,
+            call,
+            number,
+            kind.leading(of_module),
+            kind.extents(of_module),
+            slots,
+            slots * self._storage.slot_nbytes(layer.description),
+        )
 
     def _packer(self, layer: RecordedLayer, values: bool) -> Callable[[Tensor], Packed]:
         """Return what packs the keys or the values of a layer."""

@@ -13,16 +13,17 @@ comes after the recorder's own and changes them through `.data`, which nothing c
 from collections.abc import Mapping, Sequence
 from operator import is_
 from time import monotonic
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dualform.errors import RecordingError
-from dualform.recorder.captures import Capture, Pass, Told
+from dualform.recorder.captures import Capture, Pass, Told, UnstoredPass
 from dualform.recorder.layers import RecordedLayer
 from dualform.recorder.plan import RecordedOptimizer
-from dualform.store.chapter import Accounts
+from dualform.store.chapter import Accounts, Witness
 
 # What rounding may leave over, elementwise: SLACK eps |E|^T |X| |r|. The bound uses absolute values,
 # not the gradient's size, since a gradient may cancel to nothing (a bias before a BatchNorm does).
@@ -183,6 +184,8 @@ class StepEvidence(NamedTuple):
     lines: Lines  # of the optimiser's parameters: whether each was stepped, then the optimiser's columns
     layers: Sequence[LayerEvidence]  # those that have gradients
     accounts: Accounts  # of what no layer uses
+    unstored: Mapping[str, Mapping[int, UnstoredPass]] = MappingProxyType({})  # passes of layers that nobody looks at
+    witness: Witness | None = None  # of a recipe's step
 
 
 def rounding_of_sum(rows: int) -> float:

@@ -71,9 +71,9 @@ def choose_layers(
             raise RecordingError(f"the model is compiled with fullgraph=True: {FULLGRAPH}")
     owners = owners_of(model, optimizers)
     known = {candidate.name: _of_one_optimizer(candidate, owners) for candidate in candidates(model)}
-    named, excluded = _fitting(layers, known), {name for names in _fitting(exclude, known).values() for name in names}
-    fitting = {name for names in named.values() for name in names} - excluded
-    wanted = [name for name in known if name in fitting]
+    named, excluded = fitting(layers, known), {name for names in fitting(exclude, known).values() for name in names}
+    asked_for = {name for names in named.values() for name in names} - excluded
+    wanted = [name for name in known if name in asked_for]
     reasons = _with_unrecorded_users(known, {name: _obstacle(known[name], owners, storage) for name in wanted}, owners)
     for name in wanted:
         if name in named and reasons[name]:
@@ -89,7 +89,7 @@ def choose_layers(
     return chosen, {name: reason for name, reason in reasons.items() if reason}
 
 
-def _fitting(patterns: Names, known: Collection[str]) -> dict[str, set[str]]:
+def fitting(patterns: Names, known: Collection[str]) -> dict[str, set[str]]:
     """Return the names that each pattern fits; raise for one that fits none."""
     fitting = {}
     several = [patterns] if isinstance(patterns, str) or not isinstance(patterns, Iterable) else patterns

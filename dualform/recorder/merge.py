@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import RecordingError
+from dualform.recorder.captures import Capture
 from dualform.recorder.records import UsedPass
 from dualform.store import Layer, Rows
 from dualform.store.codec.float16 import TORCH, pack
@@ -34,6 +35,7 @@ def tagged_keys(passes: Iterable[UsedPass], tag: str) -> list[TaggedKeys]:
         TaggedKeys(used.layer, capture.keys.rows, columns[tag])
         for used in passes
         for capture, columns in zip(used.captures, used.columns, strict=True)
+        if isinstance(capture, Capture)
     ]
     for layer, _, column in tagged:
         if np.ma.is_masked(column):

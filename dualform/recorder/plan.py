@@ -7,8 +7,8 @@ Nothing of a plan changes while it is carried out, and making one does not touch
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from inspect import unwrap
@@ -24,12 +24,13 @@ from dualform.algebra import RULES, Rule, known, known_as, registered_base, regi
 from dualform.errors import RecordingError
 from dualform.kinds import candidates
 from dualform.recorder.budget import within_budget
-from dualform.recorder.layers import Names, RecordedLayer, choose_layers, owners_of
+from dualform.recorder.layers import Names, RecordedLayer, choose_layers, fitting, owners_of
 from dualform.recorder.rest import holders, other_parameters, skipped_modules
-from dualform.recorder.snapshot import Snapshots
+from dualform.recorder.snapshot import Snapshots, State
 from dualform.store import Manifest, Parameter, Storage
 from dualform.store import Optimizer as Description
 from dualform.store.coverage import SNAPSHOTS_ONLY, Coverage, coverage
+from dualform.store.schema import Repetition
 
 _MAX_MISSED = 8  # layers that a warning names
 _BYTES = 4  # of a number, as nearly all models have them
@@ -63,6 +64,7 @@ class RecordingPlan:
     skipped: Mapping[str, str]
     manifest: Manifest
     provenance: bool = True  # whether to prove whose rows are
+    carried: Callable[[], State] = dict  # what a training hands on from step to step, besides the model's state
 
     @cached_property
     def coverage(self) -> Coverage:
@@ -116,9 +118,27 @@ class RecordingPlan:
         assert parameter.optimizer is not None
         return (0.0,) * (1 + len(self.manifest.optimizers[parameter.optimizer].columns))
 
+    def of_recipe(self, recipe: Repetition, stored: Names, carried: Callable[[], State]) -> "RecordingPlan":
+        """Return the plan of a training that can be run again, so that slots need not be stored.
+
+        Args:
+            recipe: What it takes to run it again.
+            stored: The layers whose slots are stored all the same. Of layers that share parameters, all are or none.
+            carried: Returns what the training hands on from step to step.
+        """
+        chosen = {name for names in fitting(stored, [layer.name for layer in self.layers]).values() for name in names}
+
+        def described(layer: RecordedLayer) -> RecordedLayer:
+            return replace(layer, description=replace(layer.description, stored=chosen.issuperset(layer.family)))
+
+        layers = tuple(map(described, self.layers))
+        optimizers = tuple(replace(o, layers=tuple(map(described, o.layers))) for o in self.optimizers)
+        manifest = replace(self.manifest, layers=tuple(layer.description for layer in layers), recipe=recipe)
+        return replace(self, layers=layers, optimizers=optimizers, manifest=manifest, carried=carried)
+
     def snapshots(self) -> Snapshots:
         """Return what copies the model and the optimisers."""
-        return Snapshots(self.model, [stepped.optimizer for stepped in self.optimizers])
+        return Snapshots(self.model, [stepped.optimizer for stepped in self.optimizers], self.carried)
 
 
 def make_plan(

@@ -9,18 +9,20 @@ from numpy.typing import NDArray
 
 from dualform.kinds.half_precision import HALF, call_codes
 from dualform.recorder.audit import AuditedStep
-from dualform.recorder.captures import Capture, Packed, Pass
+from dualform.recorder.captures import Capture, Packed, Pass, Unstored
 from dualform.recorder.plan import RecordingPlan
 from dualform.recorder.provenance.calls import choose_tags
 from dualform.recorder.tags import Tags, check_same, joined
 from dualform.store import Rows, StepRecord, Storage
+
+_NO_FACTORS = np.empty(0)  # of what is not looked at
 
 
 class UsedPass(NamedTuple):
     """A backward pass through a layer that was in the step's gradient."""
 
     layer: str
-    captures: Sequence[Capture]
+    captures: Sequence[Capture | Unstored]
     tags: Sequence[Tags]  # of each
     factors: NDArray[np.float64]  # (trained uses,)
     precision: int = 0  # code of the precision that its gradient was rounded to
@@ -45,6 +47,9 @@ def used_passes(step: AuditedStep) -> list[UsedPass]:
         for of_pass, factors in zip(evidence.passes.values(), explanation.factors, strict=True)
         if factors.any()
     ]
+    for layer, passes in step.evidence.unstored.items():
+        counted = [of_pass for of_pass in passes.values() if of_pass.accumulated] or [*passes.values()]
+        used += [UsedPass(layer, of_pass.captures, (), _NO_FACTORS) for of_pass in counted]
     tags = choose_tags({capture.call for of_pass in used for capture in of_pass.captures}, step.number)
     return [of_pass._replace(tags=[tags[capture.call] for capture in of_pass.captures]) for of_pass in used]
 
@@ -80,7 +85,8 @@ def as_record(plan: RecordingPlan, step: AuditedStep, passes: Iterable[UsedPass]
         residual[evidence.layer.name] = explanation.residual
     accounts = step.evidence.accounts
     idle = {name: plan.other_idle_lines[name] for name in accounts.gradients}
-    return StepRecord({**plan.idle_lines, **idle, **step.evidence.lines}, residual, rows, accounts)
+    lines = {**plan.idle_lines, **idle, **step.evidence.lines}
+    return StepRecord(lines, residual, rows, accounts, step.evidence.witness)
 
 
 def _parts(plan: RecordingPlan, used: UsedPass) -> list[UsedPass]:
@@ -104,8 +110,11 @@ def _parts(plan: RecordingPlan, used: UsedPass) -> list[UsedPass]:
 
 
 def _as_rows(used: UsedPass, storage: Storage) -> Rows:
-    keys, key_exponent = _arrays([capture.keys for capture in used.captures])
-    values, value_exponent = _arrays([capture.values for capture in used.captures]) if storage.values else (None, None)
+    packed = [capture for capture in used.captures if isinstance(capture, Capture)]
+    unstored = [capture.nbytes for capture in used.captures if isinstance(capture, Unstored)]
+    keys, key_exponent = _arrays([capture.keys for capture in packed]) if packed else (None, None)
+    with_values = packed and storage.values
+    values, value_exponent = _arrays([capture.values for capture in packed]) if with_values else (None, None)
     return Rows(
         keys=keys,
         key_exponent=key_exponent,
@@ -113,10 +122,11 @@ def _as_rows(used: UsedPass, storage: Storage) -> Rows:
         value_exponent=value_exponent,
         factors=used.factors,
         tags=joined(used.columns),
-        may_repeat=all(capture.may_repeat for capture in used.captures),
+        may_repeat=all(capture.may_repeat for capture in packed),
         precision=used.precision,
         extents=used.captures[0].extents,
         slots=sum(capture.slots for capture in used.captures),
+        unstored_nbytes=sum(unstored),
     )
 
 

@@ -21,8 +21,8 @@ from dualform.errors import NotFinite, ParameterChanged, RecordingError, Storage
 from dualform.kinds.hook import ModuleHook
 from dualform.recorder.account import Account
 from dualform.recorder.audit import AuditedStep, audit, unexplained
-from dualform.recorder.begin import Start, begin_run
-from dualform.recorder.captures import Arena, Captures
+from dualform.recorder.begin import Start, StepSink, begin_run
+from dualform.recorder.captures import Arena, Captures, UnstoredPass
 from dualform.recorder.estimate import chapter_bytes
 from dualform.recorder.evidence import (
     LayerEvidence,
@@ -42,7 +42,8 @@ from dualform.recorder.records import as_record, check_tags, used_passes
 from dualform.recorder.resume import resume_run
 from dualform.recorder.snapshot import State, as_column, left_out
 from dualform.recorder.world import ALONE, World
-from dualform.store import Column, RunWriter
+from dualform.store import Column
+from dualform.store.chapter import Witness
 from dualform.store.coverage import Coverage, coverage
 
 
@@ -79,6 +80,7 @@ class Session:
         self.closed = False
         self._steps_taken = self._steps_audited = start.resume or 0
         self._before = _NOTHING_READ
+        self.witness: Witness | None = None  # of the step that is coming
         self._stepping = False
         self._pending = PendingSteps(wait=plan.storage.values, agreed=world.size > 1)
         merge = plan.storage.merge
@@ -118,8 +120,10 @@ class Session:
 
         self._handles.append(follow_joins(wrapper, self._world.rank, self._audit_together, self._after_join))
 
-    def _begin(self, start: Start) -> tuple[RunWriter, Account]:
+    def _begin(self, start: Start) -> tuple[StepSink, Account]:
         """Begin the run, or go on with it; return its writer, and what accounts for the rest of the model."""
+        if start.sink is not None:
+            return start.sink, Account(self._plan.model, (), frozenset())
         plan, state, world = self._plan, self._snapshots.whole(), self._world
         length = chapter_bytes(self._snapshots.trained(state))
         others = plan.manifest.others if plan.storage.values else ()
@@ -150,6 +154,10 @@ class Session:
         error = RecordingError(f"recording stopped at step {self.steps}: {why}")
         error.__cause__ = self.failure
         return error
+
+    def seal(self) -> None:
+        """Audit all steps so far, and hand them over to be written."""
+        self._audit_pending(sync=True)
 
     def sync(self) -> None:
         """Write everything so far to the disk."""
@@ -283,7 +291,7 @@ class Session:
 
     def _look(self, stepped: RecordedOptimizer) -> None:
         """Look at the gradients that an optimiser is about to step with, and may change while it does."""
-        recorded = (layer for layer in stepped.layers if layer.name in self._recorded)
+        recorded = (layer for layer in stepped.layers if layer.name in self._recorded and layer.description.stored)
         views = {layer.name: view_gradients(layer) for layer in recorded}
         self._before = self._before._replace(views=views, gradients=self._account.gradients(stepped))
 
@@ -291,7 +299,13 @@ class Session:
         try:
             self.writer.check()
             layers, idle = [], set()
+            unstored: dict[str, Mapping[int, UnstoredPass]] = {}
             for layer in (layer for layer in stepped.layers if layer.name in self._recorded):
+                if not layer.description.stored:
+                    unstored[layer.name] = self._captures.take_unstored(layer.name)
+                    with_uses = zip(layer.description.trained, trained_parameters(layer), strict=True)
+                    idle |= {use.parameter.name for use, parameter in with_uses if parameter.grad is None}
+                    continue
                 seen = self._before.views.get(layer.name)
                 if seen is None or not self._before.final:
                     seen = view_gradients(layer, seen)
@@ -306,7 +320,7 @@ class Session:
             accounts = self._account.take(gradients)._replace(remainders=self._remainders(stepped, layers))
             idle |= {name for name, gradient in gradients.items() if gradient is None}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
-            due = self._pending.add(StepEvidence(lines, layers, accounts))
+            due = self._pending.add(StepEvidence(lines, layers, accounts, unstored, self.witness))
             self._steps_taken += 1
             self._before, self._before_load = _NOTHING_READ, None
             self.provenance.after_step()
@@ -366,7 +380,7 @@ class Session:
             self._audit_together(sync=sync)
             return
         self._audit_steps(self._pending.take())
-        if sync or self.writer.full:
+        if sync or (self.writer.full and self._plan.manifest.recipe is None):  # a recipe says itself when
             self._seal()
 
     def _audit_together(self, *, sync: bool = False, idle: bool = False, over: bool = False) -> bool:

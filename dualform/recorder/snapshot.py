@@ -7,7 +7,7 @@
 A tied tensor goes by its first name.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -30,8 +30,8 @@ State = dict[str, Column]  # named as docs/internals/format.md says
 class Snapshots:
     """Copies a model and its optimisers, and remembers what was constant."""
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
-        self._model, self._optimizers = model, optimizers
+    def __init__(self, model: nn.Module, optimizers: Sequence[Optimizer], carried: Callable[[], State] = dict) -> None:
+        self._model, self._optimizers, self._carried = model, optimizers, carried
         groups = (group for optimizer in optimizers for group in optimizer.param_groups)
         self._stepped = {id(parameter) for group in groups for parameter in group["params"] if parameter.requires_grad}
         self._digests: dict[str, bytes] = {}  # of what is constant, in the last snapshot that was handed over
@@ -45,13 +45,13 @@ class Snapshots:
     def whole(self) -> State:
         """Copy everything."""
         self._digests = {name: _digest(tensor) for name, tensor in self._constant()}
-        return {name: as_column(tensor) for name, tensor in self._all()}
+        return {name: as_column(tensor) for name, tensor in self._all()} | self._carried()
 
     def changed(self) -> State:
         """Copy what is trained, and of the rest what is not as it was in the last snapshot that was handed over."""
         self._latest = {name: _digest(tensor) for name, tensor in self._constant()}
         same = {name for name, digest in self._latest.items() if self._digests.get(name) == digest}
-        return {name: as_column(tensor) for name, tensor in self._all() if name not in same}
+        return {name: as_column(tensor) for name, tensor in self._all() if name not in same} | self._carried()
 
     def handed_over(self) -> None:
         """Take note that the latest snapshot is the writer's: an interrupt may come before that."""
@@ -89,7 +89,7 @@ class Snapshots:
 
 def _dense(value: Tensor | float) -> Tensor:
     """Return an entry of an optimiser's state as a tensor; the momentum of sparse gradients is sparse."""
-    tensor = torch.as_tensor(value)
+    tensor = torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
     return tensor.to_dense() if tensor.layout == torch.sparse_coo else tensor
 
 

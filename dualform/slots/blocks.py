@@ -164,20 +164,27 @@ class Slots:
 
     def passes(self, shard: Shard) -> "dict[int, list[PassRows]]":
         """Return where the backward passes in a shard are, by their step, in order."""
-        passes: dict[int, list[PassRows]] = {}
-        if shard in self._shards:
-            number, (steps, counts) = self._shards.index(shard), shard.passes(self.layer.name)
-            ends = np.cumsum(counts)
-            for step, start, end in zip(steps, ends - counts, ends, strict=True):
-                passes.setdefault(int(step), []).append(PassRows(number, slice(int(start), int(end))))
-        return passes
+        return self._passes(
+            number for number in self._within(shard) if self._shards[number].info.rank == shard.info.rank
+        )
 
     def passes_of_all(self, shard: Shard) -> "dict[int, list[PassRows]]":
         """Return the same of all processes, in the chapter that a shard is of."""
+        return self._passes(self._within(shard))
+
+    def _within(self, shard: Shard) -> "list[int]":
+        """Return the numbers of the shards with steps of a chapter: one of each process, or parts of it."""
+        first, last = shard.info.first_step, shard.info.last_step
+        infos = enumerate(other.info for other in self._shards)
+        return [number for number, info in infos if first <= info.first_step and info.last_step <= last]
+
+    def _passes(self, numbers: "Iterable[int]") -> "dict[int, list[PassRows]]":
         passes: dict[int, list[PassRows]] = {}
-        for other in (other for other in self._shards if other.info.first_step == shard.info.first_step):
-            for step, of_step in self.passes(other).items():
-                passes.setdefault(step, []).extend(of_step)
+        for number in numbers:
+            steps, counts = self._shards[number].passes(self.layer.name)
+            ends = np.cumsum(counts)
+            for step, start, end in zip(steps, ends - counts, ends, strict=True):
+                passes.setdefault(int(step), []).append(PassRows(number, slice(int(start), int(end))))
         return passes
 
     def block(self, rows: "PassRows") -> "Block":

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from dualform.store.codec.sparse import without_zeros
 from dualform.store.codec.texts import Texts
 from dualform.store.schema import (
+    BATCHES,
+    LOSSES,
     audit_tensor,
     buffer_tensor,
     gradient_tensor,
@@ -31,7 +33,7 @@ Array = NDArray[Any]
 class Rows(NamedTuple):  # a named tuple, because it is made for every layer in every step, and quickly
     """The slots of one backward pass through one layer, packed."""
 
-    keys: Array  # (n, d_in); or pixels, of maps
+    keys: Array | None  # (n, d_in); or pixels, of maps. None: a recipe makes keys and values again
     key_exponent: Array | None  # a row each, float16 only
     values: Array | None  # (n, d_out); None: keys only
     value_exponent: Array | None
@@ -42,11 +44,12 @@ class Rows(NamedTuple):  # a named tuple, because it is made for every layer in 
     precision: int = 0  # code of the precision that the gradient of the pass was rounded to
     extents: tuple[int, ...] = ()  # of maps, all of one size
     slots: int | None = None  # how many there are, if not one a row of keys
+    unstored_nbytes: int = 0  # of keys and values that are not there
 
     @property
     def nbytes(self) -> int:
         arrays = (self.keys, self.key_exponent, self.values, self.value_exponent, *self.tags.values())
-        return sum(array.nbytes for array in arrays if array is not None)
+        return sum(array.nbytes for array in arrays if array is not None) + self.unstored_nbytes
 
 
 class Accounts(NamedTuple):
@@ -64,6 +67,13 @@ class Accounts(NamedTuple):
 NO_ACCOUNTS = Accounts({}, {})
 
 
+class Witness(NamedTuple):
+    """What tells whether a step of a recipe was taken again as it was."""
+
+    loss: float
+    batch: int  # a number that stands for the ids of its examples
+
+
 @dataclass(frozen=True)
 class StepRecord:
     """One optimiser step: its ledger lines, its audit, its slots."""
@@ -72,6 +82,7 @@ class StepRecord:
     residual: Mapping[str, float]  # layer -> unexplained share of its gradient; NaN: not stepped
     rows: Mapping[str, Sequence[Rows]]  # layer -> its backward passes
     accounts: Accounts = NO_ACCOUNTS
+    witness: Witness | None = None
 
 
 @dataclass
@@ -105,6 +116,10 @@ class Chapter:
             for layer in self.steps[0].residual:
                 residual = np.array([step.residual[layer] for step in self.steps], dtype=np.float32)
                 columns[audit_tensor(layer)] = Column([residual])  # (steps,)
+            witnesses = [step.witness for step in self.steps if step.witness is not None]
+            if witnesses:
+                columns[LOSSES] = Column([np.array([witness.loss for witness in witnesses], dtype=np.float64)])
+                columns[BATCHES] = Column([np.array([witness.batch for witness in witnesses], dtype=np.int64)])
             accounts = [step.accounts for step in self.steps]
             columns |= _stacked(gradient_tensor, [account.gradients for account in accounts])
             columns |= _stacked(buffer_tensor, [account.buffers for account in accounts])
@@ -131,37 +146,54 @@ def _stacked(tensor: Callable[[str], str], steps: Sequence[Mapping[str, Column]]
     return stacked
 
 
-def slot_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column]:
-    """Return everything about a layer's slots but their keys and tags; large columns block by block, uncopied."""
+def pass_columns(layer: str, passes: list[tuple[int, Rows]]) -> dict[str, Column]:
+    """Return what is known of a layer's backward passes where its keys and values are not stored, too."""
     columns = {
         "pass_step": Column([np.array([step for step, _ in passes], dtype=np.int64)]),
         "pass_rows": Column([np.array([_slots(rows) for _, rows in passes], dtype=np.int64)]),
-        "factors": Column([np.stack([rows.factors for _, rows in passes])]),
     }
-    values = [rows.values for _, rows in passes if rows.values is not None]
-    exponents = [rows.value_exponent for _, rows in passes if rows.value_exponent is not None]
-    if values:
-        joined = neighbours_joined(values)
-        sparse = without_zeros(joined)
-        if sparse is None:
-            columns["values"] = Column(joined)
-        else:
-            bits, entries = sparse
-            columns |= {"value_mask": Column(bits), "values": Column(entries)}
-    if exponents:
-        columns["value_exponent"] = Column([np.concatenate(exponents)])
     if any(rows.precision for _, rows in passes):
         columns["pass_precision"] = Column([np.array([rows.precision for _, rows in passes], dtype=np.uint8)])
     if any(rows.extents for _, rows in passes):
         columns["extents"] = Column([np.array([rows.extents for _, rows in passes], dtype=np.int64)])
-    visits = [rows.visits for _, rows in passes if rows.visits is not None]
-    if visits:
-        columns["visits"] = Column([np.concatenate(visits)])
     return {slot_tensor(layer, name): column for name, column in columns.items()}
 
 
+def slot_columns(layer: str, passes: list[tuple[int, Rows]], *, sparse: bool = True) -> dict[str, Column]:
+    """Return everything about a layer's slots but their keys and tags; large columns block by block, uncopied.
+
+    Args:
+        layer: The layer's name.
+        passes: What went through it, with the numbers of the steps.
+        sparse: Whether values may be stored without their zeros.
+    """
+    columns = {"factors": Column([np.stack([rows.factors for _, rows in passes])])}
+    values = [rows.values for _, rows in passes if rows.values is not None]
+    exponents = [rows.value_exponent for _, rows in passes if rows.value_exponent is not None]
+    if values:
+        joined = neighbours_joined(values)
+        without = without_zeros(joined) if sparse else None
+        if without is None:
+            columns["values"] = Column(joined)
+        else:
+            bits, entries = without
+            columns |= {"value_mask": Column(bits), "values": Column(entries)}
+    if exponents:
+        columns["value_exponent"] = Column([np.concatenate(exponents)])
+    visits = [rows.visits for _, rows in passes if rows.visits is not None]
+    if visits:
+        columns["visits"] = Column([np.concatenate(visits)])
+    return pass_columns(layer, passes) | {slot_tensor(layer, name): column for name, column in columns.items()}
+
+
 def _slots(rows: Rows) -> int:
-    return len(rows.keys) if rows.slots is None else rows.slots
+    return len(known(rows.keys)) if rows.slots is None else rows.slots
+
+
+def known(keys: Array | None) -> Array:
+    """Return the keys of rows that are to be stored."""
+    assert keys is not None
+    return keys
 
 
 def tag_columns(layer: str, tag: str, blocks: list[Array], texts: Texts | None) -> dict[str, Column]:
@@ -177,6 +209,32 @@ def tag_columns(layer: str, tag: str, blocks: list[Array], texts: Texts | None) 
     if untagged.any():
         columns[tag_tensor(layer, tag, "untagged")] = Column([untagged])
     return columns
+
+
+class EqualColumns:
+    """Columns of tags, of which layers mostly have the same: equal ones are stored once."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, Column] = {}
+        self.same: dict[str, str] = {}  # name -> that of an equal column
+        self._of_tag: dict[str, list[str]] = {}  # names of different ones
+
+    def add(self, tag: str, columns: Mapping[str, Column]) -> None:
+        """Add the columns of a tag for one more layer."""
+        for name, column in columns.items():
+            known = self._of_tag.setdefault(f"{name.partition('/')[0]}/{tag}", [])
+            equal = next((other for other in known if _equal(column, self.columns[other])), None)
+            if equal is None:
+                known.append(name)
+                self.columns[name] = column
+            else:
+                self.same[name] = equal
+
+
+def _equal(one: Column, other: Column) -> bool:
+    """Return whether two columns of one block have the same bytes."""
+    a, b = one.blocks[0], other.blocks[0]
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 
 def _narrow(whole: Array) -> Array:

@@ -15,6 +15,7 @@ from dualform.store.schema import (
     Optimizer,
     OtherParameter,
     Parameter,
+    Repetition,
     ShardInfo,
     Storage,
     Use,
@@ -46,6 +47,7 @@ def info_from_json(text: str, where: str) -> tuple[ShardInfo, dict[str, int]]:
             dropped=entry.object("dropped"),
             notes=entry.texts("notes"),
             rank=entry.count("rank"),
+            same=entry.object("same"),
         )
         return info, entry.object("crc32")
 
@@ -77,6 +79,7 @@ def _read_manifest(content: Any, where: str) -> Manifest:
             others=tuple(_read_other(described) for described in entry.list("others")),
             frozen_numbers=entry.count("frozen_numbers"),
             world=entry.count("world", 1),
+            recipe=None if entry.is_none("recipe") else _read_repetition(entry.object("recipe")),
         )
     if manifest.world > MAX_RANKS or (manifest.world > 1 and storage.merge is not None):
         raise ValueError(f"nothing is recorded like this by {manifest.world} processes")
@@ -86,8 +89,15 @@ def _read_manifest(content: Any, where: str) -> Manifest:
         raise ValueError("its other parameters do not have names of their own")
     if any((other.parameter.optimizer or 0) >= len(optimizers) for other in manifest.others):
         raise ValueError("one of its other parameters has an optimiser that it does not describe")
+    if manifest.recipe is None and not all(layer.stored for layer in manifest.layers):
+        raise ValueError("slots are to be made again, and it has no recipe")
     _check_layers(manifest)
     return manifest
+
+
+def _read_repetition(content: Any) -> Repetition:
+    with Document(content, "a recipe") as entry:
+        return Repetition(entry.count("seed"), entry.count("threads", 1), entry.count("optimizers", 1))
 
 
 def _read_storage(described: dict[str, Any]) -> Storage:
@@ -131,7 +141,7 @@ def _read_layer(content: Any, parameters: Mapping[str, Parameter]) -> Layer:
             geometry = None if described.is_none("geometry") else _read_geometry(described.object("geometry"))
             keys = KeyLayout(described.count("width", 1), described.flag("index"), geometry)
         d_in, d_out = entry.count("d_in", 1), entry.count("d_out", 1)
-        return Layer(entry.text("name"), entry.text("kind"), d_in, d_out, keys, uses)
+        return Layer(entry.text("name"), entry.text("kind"), d_in, d_out, keys, uses, entry.flag("stored"))
 
 
 def _read_geometry(content: Any) -> Geometry:

@@ -5,10 +5,10 @@ Of a run that several processes recorded, it is the longest prefix that all of t
 Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,29 @@ from dualform.store.schema import GRADIENTS, MANIFEST, MAX_HEADER_BYTES, Manifes
 from dualform.store.shard import Shard
 
 
+class Replay(Protocol):
+    """Makes slots that are not stored again."""
+
+    @property
+    def parts(self) -> Sequence[Shard]:
+        """Parts of the run's chapters, in order."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know of it."""
+
+
 class Run:
     """A run, opened: `Run("runs/mnist")`, or of any backend.
 
     `unread` says why shards after the valid prefix were left out, if any.
+
+    Args:
+        where: Its directory, or a backend.
+        replay: Returns what makes slots again that are not stored, given the run.
     """
 
-    def __init__(self, where: Where) -> None:
+    def __init__(self, where: Where, replay: "Callable[[Run], Replay] | None" = None) -> None:
         self.backend = open_backend(where)
         self.manifest = read_manifest(self.backend)
         chains = [read_chain(self.backend, self.manifest, rank) for rank in range(self.manifest.world)]
@@ -48,10 +64,12 @@ class Run:
         pairs = zip(self.shards, self.shards[1:], strict=False)
         # each shard with steps, after the shard before it
         self.chapters = [(before, shard) for before, shard in pairs if shard.info.last_step > shard.info.first_step]
+        self._make_replay = replay
+        self.replay = None if replay is None else replay(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the place it is in; whoever unpickles it opens it there."""
-        return Run, (self.backend,)
+        return Run, (self.backend, self._make_replay)
 
     @property
     def path(self) -> Path:
@@ -100,13 +118,16 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What its recorder had to say, each once."""
-        return list(dict.fromkeys(note for shards in self.chains for shard in shards for note in shard.info.notes))
+        notes = [note for shards in self.chains for shard in shards for note in shard.info.notes]
+        return list(dict.fromkeys([*notes, *(self.replay.notes if self.replay else ())]))
 
     def slots(self, layer: str) -> int:
         return sum(shard.slots(layer) for shard in self.slot_shards(layer))
 
     def slot_shards(self, layer: str) -> list[Shard]:
         """Return the shards that have slots of a layer: process by process, each in the order of steps."""
+        if self.replay is not None and not self.layers[layer].stored:
+            return [part for part in self.replay.parts if part.slots(layer)]
         return [shard for shards in self.chains for shard in shards if shard.slots(layer)]
 
     def ledger(self, parameter: str) -> NDArray[np.float64]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dualform.store.geometry import Geometry
 
-VERSION = 6
+VERSION = 7
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 MAX_RANKS = 10_000  # processes that record one run
@@ -72,6 +72,9 @@ def lock_name(rank: int) -> str:
 STATE, SLOTS, AUDIT, GRADIENTS, BUFFERS = "state/", "slots/", "audit/", "gradients/", "buffers/"
 REMAINDERS = "remainders/"
 STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS = "state/parameters/", "state/buffers/", "state/optimizers/"
+STATE_CARRIED = "state/carried/"
+TAGS, UNTAGGED = "tags/", "untagged/"
+LOSSES, BATCHES = "witness/losses", "witness/batches"  # of each step of a recipe
 
 
 def slot_tensor(layer: str, column: str) -> str:
@@ -198,6 +201,7 @@ class Layer:
     d_out: int
     keys: KeyLayout
     uses: tuple[Use, ...]
+    stored: bool = True  # whether its keys and values are in the shards; else a recipe makes them again
 
     @cached_property
     def trained(self) -> tuple[Use, ...]:
@@ -238,6 +242,15 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """What it takes, besides its recipe, to run a training again: the same seed, and the same number of threads."""
+
+    seed: int
+    threads: int
+    optimizers: int = 1  # whose steps, one after the other, are one step of the recipe
+
+
+@dataclass(frozen=True)
 class Manifest:
     """What is known of a run before its first step."""
 
@@ -251,6 +264,7 @@ class Manifest:
     others: tuple[OtherParameter, ...] = ()
     frozen_numbers: int = 0  # in parameters that were not trainable when recording began
     world: int = 1  # how many processes recorded it, each to a chain of shards of its own
+    recipe: Repetition | None = None  # None: it was trained by a loop of the user's own
 
     @cached_property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -307,6 +321,7 @@ class ShardInfo:
     dropped: dict[str, int] = field(default_factory=dict)  # layer -> the step from which it is not recorded any more
     notes: tuple[str, ...] = ()  # what a reader should know of it
     rank: int = 0  # of the process that wrote it; those but 0 write slots only
+    same: dict[str, str] = field(default_factory=dict)  # column of a tag -> that of another layer, which it is equal to
 
     def to_json(self, checksums: dict[str, int]) -> str:
         return json.dumps({"version": VERSION, **asdict(self), "crc32": checksums}, sort_keys=True)

@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.errors import RunError
+from dualform.errors import NotRecorded, RunError
 from dualform.store.backend import Backend
 from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.codec.texts import decoded
 from dualform.store.parse import info_from_json
 from dualform.store.prefetch import MIN_BYTES, Checksum
 from dualform.store.schema import (
+    BATCHES,
     EXPONENTS,
     JOINED,
+    LOSSES,
     PASS_PRECISIONS,
     SLOTS,
     STATE,
@@ -27,6 +29,7 @@ from dualform.store.schema import (
     STATE_PARAMETERS,
     Layer,
     Manifest,
+    ShardInfo,
     header_digest,
     slot_tensor,
     tag_tensor,
@@ -40,6 +43,10 @@ from dualform.strict_json import printable
 Array = NDArray[Any]
 
 _MAX_VISITS = 1 << 53
+REPEATABLE = (
+    "this run holds snapshots, and no slots: they are made again by the recipe it was trained with, "
+    "dualform.load(path, recipe=recipe)"
+)
 _INHERITED = (STATE_PARAMETERS, STATE_BUFFERS)  # a snapshot does not hold again what has not changed
 _MAX_ARRAY_CHARACTERS = 64  # of a text in an array of fixed width
 
@@ -51,27 +58,44 @@ class Shard:
     """
 
     def __init__(self, backend: Backend, name: str) -> None:
-        self.path = backend.describe(name)  # for messages
+        path = backend.describe(name)
+        try:
+            self._blob = backend.open(name)
+            tensors, metadata, start = read_header(self._blob)
+            self.digest = header_digest(tensors, metadata["dualform"])
+            if metadata["digest"] != self.digest:
+                raise ValueError("the checksum of its header does not fit")
+            info, self._checksums = info_from_json(metadata["dualform"], path)
+            self._take_from(path, info)
+            self._tensors |= tensors
+            self._check_same()
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise RunError(f"{path} is a corrupt shard: {printable(str(error))}") from None
+        self._tensors |= {name: self._tensors[other] for name, other in self.info.same.items()}
+        self.has_state = any(name.startswith(STATE) for name in self._tensors)
+        offsets = {name: entry["data_offsets"] for name, entry in self._tensors.items()}
+        self._spans = {name: (start + first, start + end) for name, (first, end) in offsets.items()}
+
+    def _take_from(self, path: str, info: ShardInfo) -> None:
+        """Begin with nothing read."""
+        self.path, self.info = path, info  # path for messages
         self.before: Shard | None = None  # in its run
         self.following: Shard | None = None
+        self.has_state = False
+        self._tensors: dict[str, Any] = {}
         self._arrays: dict[str, Array] = {}  # that were asked for, and checked
         self._begun: dict[str, Checksum] = {}  # of tensors that may be asked for soon
         self._within: set[tuple[str, int]] = set()
         self._strings: dict[str, Array] = {}  # texts of tags, decoded
         self._maps: dict[str, tuple[Array, Array]] = {}  # by layer
         self._starts: dict[str, NDArray[np.int64]] = {}  # of values that are stored without their zeros
-        try:
-            self._blob = backend.open(name)
-            self._tensors, metadata, start = read_header(self._blob)
-            self.digest = header_digest(self._tensors, metadata["dualform"])
-            if metadata["digest"] != self.digest:
-                raise ValueError("the checksum of its header does not fit")
-            self.info, self._checksums = info_from_json(metadata["dualform"], self.path)
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise RunError(f"{self.path} is a corrupt shard: {printable(str(error))}") from None
-        self.has_state = any(name.startswith(STATE) for name in self._tensors)
-        offsets = {name: entry["data_offsets"] for name, entry in self._tensors.items()}
-        self._spans = {name: (start + first, start + end) for name, (first, end) in offsets.items()}
+
+    def _check_same(self) -> None:
+        """Raise unless columns that are another layer's, too, are those of tags, and each stands for one that is."""
+        for name, other in self.info.same.items():
+            prefixes = {tensor.partition("/")[0] for tensor in (name, other) if isinstance(tensor, str)}
+            if prefixes not in ({"tags"}, {"untagged"}) or name in self._tensors or other not in self._tensors:
+                raise ValueError(f"{name!r} cannot be the same as {other!r}")
 
     def check_contents(self, manifest: Manifest) -> None:
         """Raise unless it has every tensor that a run of this manifest has, in its dtype and shape."""
@@ -85,7 +109,8 @@ class Shard:
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._arrays:
-            self._arrays[name] = self._read(name)
+            other = self.info.same.get(name)
+            self._arrays[name] = self._read(name) if other is None else self[other]
         return self._arrays[name]
 
     def snapshot_holder(self, name: str) -> "Shard":
@@ -106,6 +131,8 @@ class Shard:
     def _read(self, name: str) -> Array:
         """Raise unless a tensor's bytes are those that were written; then let the next shard begin with its own."""
         if name not in self._tensors:
+            if name.startswith(SLOTS):
+                raise NotRecorded(REPEATABLE)
             raise RunError(f"{self.path} has no {name}")
         entry, content, begun = self._tensors[name], self._blob.read(*self._spans[name]), self._begun.pop(name, None)
         if (zlib.crc32(content.data) if begun is None else begun.result()) != self._checksums.get(name):
@@ -152,6 +179,9 @@ class Shard:
     def slots(self, layer: str) -> int:
         """Return how many slots of a layer it has."""
         index = slot_tensor(layer, "key_index")
+        if slot_tensor(layer, "keys") not in self:
+            rows = slot_tensor(layer, "pass_rows")
+            return int(self[rows].sum()) if rows in self else 0
         if slot_tensor(layer, "extents") not in self:
             return self.length(index) if index in self else self.key_rows(layer)
         columns = [slot_tensor(layer, name) for name in ("value_mask", "values")]  # with a row for each slot
@@ -172,12 +202,14 @@ class Shard:
         self._check_within(rows, 1, slots + 1, of_rows)
         if rows.sum() != slots or (np.diff(steps) < 0).any():
             raise RunError(f"{self.path} is a corrupt shard: the passes of {layer} do not add up to its slots")
+        if any(self.length(tag_tensor(layer, tag)) != slots for tag in self.info.tags):
+            raise RunError(f"{self.path} is a corrupt shard: the tags of {layer} are not as many as its slots")
         return steps, rows
 
     def pass_precision(self, layer: str) -> Array | None:
         """Return the code of the precision that each backward pass was rounded to; None: to none."""
         name = slot_tensor(layer, "pass_precision")
-        if name not in self._tensors:
+        if name not in self:
             return None
         if (name, len(PASS_PRECISIONS)) not in self._within:
             self._check_within(self[name], 0, len(PASS_PRECISIONS), name)
@@ -258,7 +290,7 @@ class Shard:
     def exponents(self, layer: str, of: str) -> Array | None:
         """Return the exponent of the power of two that each row of `key` or `value` was divided by; None: of none."""
         name = slot_tensor(layer, f"{of}_exponent")
-        if name not in self._tensors:
+        if name not in self:
             return None
         self._check_within(self[name], EXPONENTS.start, EXPONENTS.stop, name)
         return self[name]
@@ -266,7 +298,7 @@ class Shard:
     def visits(self, layer: str) -> Array | None:
         """Return how many visits each slot of a merged memory is the sum of."""
         name = slot_tensor(layer, "visits")
-        if name not in self._tensors:
+        if name not in self:
             return None
         self._check_within(self[name], 1, _MAX_VISITS, name)
         return self[name]
@@ -278,7 +310,7 @@ class Shard:
         """
         name, untagged = tag_tensor(layer, tag), None
         column = self[name]
-        if (missing := tag_tensor(layer, tag, "untagged")) in self._tensors:
+        if (missing := tag_tensor(layer, tag, "untagged")) in self:
             untagged = self[missing]
             self._check_within(untagged.view(np.uint8), 0, 2, missing)
         if self.info.tags[tag] == "string":
@@ -312,6 +344,14 @@ class Shard:
             kept = all(len(text) <= _MAX_ARRAY_CHARACTERS and not text.endswith("\0") for text in texts)
             self._strings[tag] = np.array(texts, dtype=np.str_ if kept else object)
         return self._strings[tag]
+
+    def loss(self, step: int) -> float:
+        """Return the loss of one of its steps, as it was in training."""
+        return float(self[LOSSES][step - self.info.first_step])
+
+    def batch(self, step: int) -> int:
+        """Return the number that stands for the ids of the batch of one of its steps."""
+        return int(self[BATCHES][step - self.info.first_step])
 
     def check(self) -> None:
         """Read every byte against its checksum."""

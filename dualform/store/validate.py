@@ -8,10 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from dualform.store.schema import (
+    BATCHES,
     BUFFERS,
+    LOSSES,
     RESERVED,
     STATE,
     STATE_BUFFERS,
+    STATE_CARRIED,
     STATE_OPTIMIZERS,
     STATE_PARAMETERS,
     Layer,
@@ -60,13 +63,16 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     for layer in manifest.layers if steps else ():
         if with_tables:
             table.take(audit_tensor(layer.name), ("F32",), (steps,))
-        if slot_tensor(layer.name, "keys") in table:
-            slots = _take_slots(table, layer, manifest.storage, info)
+        if slot_tensor(layer.name, "pass_step") in table:
+            slots = _take_slots(table, layer, manifest.storage, info) if layer.stored else _take_passes(table, layer)
             _take_tags(table, layer, info, slots)
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
-    if any(slot_tensor(layer.name, "keys") in tensors for layer in manifest.layers):
+    if any(slot_tensor(layer.name, "pass_step") in tensors for layer in manifest.layers):
         _take_texts(table, info)
+    if with_tables and manifest.recipe is not None:
+        table.take(LOSSES, ("F64",), (steps,))
+        table.take(BATCHES, ("I64",), (steps,))
     if info.rank:
         table.end(state=False)
         return
@@ -131,7 +137,7 @@ class _Table:
     def end(self, state: bool = True) -> None:
         """Raise if anything is left but state: other parameters, buffers, an optimiser's own. Or anything at all."""
         for name in self._left:
-            if not (state and name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS))):
+            if not (state and name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS, STATE_CARRIED))):
                 raise ValueError(f"{name} does not belong there")
 
 
@@ -190,14 +196,27 @@ def _take_slots(table: _Table, layer: Layer, storage: Storage, info: ShardInfo) 
     return slots
 
 
+def _take_passes(table: _Table, layer: Layer) -> int | None:
+    """Take what is known of slots that a recipe makes again; how many there are, only numbers in the tensors say."""
+    passes = table.rows(slot_tensor(layer.name, "pass_step"))
+    table.take(slot_tensor(layer.name, "pass_step"), ("I64",), (passes,))
+    table.take(slot_tensor(layer.name, "pass_rows"), ("I64",), (passes,))
+    if slot_tensor(layer.name, "pass_precision") in table:
+        table.take(slot_tensor(layer.name, "pass_precision"), ("U8",), (passes,))
+    if layer.keys.geometry is not None:
+        table.take(slot_tensor(layer.name, "extents"), ("I64",), (passes, layer.keys.geometry.dimensions))
+    return None
+
+
 def _take_texts(table: _Table, info: ShardInfo) -> None:
     for tag in (tag for tag, kind in info.tags.items() if kind == "string"):
         for name, dtype in ((text_tensor(tag), "U8"), (text_ends_tensor(tag), "I64")):
             table.take(name, (dtype,), (table.rows(name),))
 
 
-def _take_tags(table: _Table, layer: Layer, info: ShardInfo, slots: int) -> None:
+def _take_tags(table: _Table, layer: Layer, info: ShardInfo, slots: int | None) -> None:
     for tag, kind in info.tags.items():
+        slots = table.rows(tag_tensor(layer.name, tag)) if slots is None else slots
         table.take(tag_tensor(layer.name, tag), _TAGS[kind], (slots,))
         if (untagged := tag_tensor(layer.name, tag, "untagged")) in table:
             table.take(untagged, ("BOOL",), (slots,))

@@ -16,7 +16,7 @@ import numpy as np
 
 from dualform.errors import DualformError, StorageError
 from dualform.store.backend import Lock, Where, open_backend
-from dualform.store.chapter import Chapter, Rows, StepRecord, slot_columns, tag_columns
+from dualform.store.chapter import Chapter, EqualColumns, Rows, StepRecord, pass_columns, slot_columns, tag_columns
 from dualform.store.codec.dedup import KeyPool
 from dualform.store.codec.texts import Texts
 from dualform.store.directory import claim
@@ -95,6 +95,16 @@ class RunWriter:
             lock.release()
             raise
         return writer
+
+    @property
+    def nbytes(self) -> int:
+        """What has come since the last seal: keys and values count, also those that are not stored."""
+        return self._chapter.nbytes
+
+    @property
+    def snapshot_nbytes(self) -> int:
+        """The size of the last snapshot."""
+        return self._state_nbytes
 
     @property
     def full(self) -> bool:
@@ -193,18 +203,25 @@ class RunWriter:
         texts = {tag: Texts() for tag, kind in chapter.tags.items() if kind == "string"}
         layers = {layer.name: chapter.passes(layer.name) for layer in self._manifest.layers}
         slots = {layer: passes for layer, passes in layers.items() if passes}
+        tags = EqualColumns()
         for layer, passes in slots.items():
-            columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [rows for _, rows in passes])
+            if passes[0][1].keys is None:
+                columns |= pass_columns(layer, passes)
+            else:
+                columns |= slot_columns(layer, passes) | self._pools[layer].columns(layer, [rows for _, rows in passes])
             for tag in chapter.tags:
-                columns |= tag_columns(layer, tag, [rows.tags[tag] for _, rows in passes], texts.get(tag))
+                tags.add(tag, tag_columns(layer, tag, [rows.tags[tag] for _, rows in passes], texts.get(tag)))
+        columns |= tags.columns
         for tag, of_tag in texts.items() if slots else ():
             columns |= of_tag.columns(tag)
         info = ShardInfo(
             self._manifest.run, len(self._ends), self._previous, chapter.first_step, chapter.last_step,
-            dict(chapter.tags), ended, dict(chapter.dropped), tuple(chapter.notes), self._rank,
+            dict(chapter.tags), ended, dict(chapter.dropped), tuple(chapter.notes), self._rank, tags.same,
         )  # fmt: skip
         try:
-            check_contents(self._manifest, info, {name: column.entry(0) for name, column in columns.items()})
+            contents = {name: column.entry(0) for name, column in columns.items()}
+            aliases = {name: contents[other] for name, other in tags.same.items()}
+            check_contents(self._manifest, info, contents | aliases)
             self._previous = write_shard(self._lock, shard_name(len(self._ends), self._rank), columns, info)
         except ValueError as error:  # what could not be read must not be written
             raise StorageError(f"cannot write {self._where}: {error}") from error

@@ -63,7 +63,7 @@ def test_a_run_is_files_anyone_can_read(run: Path) -> None:
         "slots/0/key_index",
         *(f"state/parameters/{layer}.{part}" for layer in "02" for part in ("weight", "bias")),
         *(f"state/optimizers/0/{layer}.{part}/momentum_buffer" for layer in "02" for part in ("weight", "bias")),
-        *(f"tags/{layer}/{tag}" for layer in "02" for tag in ("id", "task")),
+        *(f"tags/0/{tag}" for tag in ("id", "task")),
         "texts/task", "text_ends/task",
     ])  # fmt: skip
     assert tensors["slots/0/values"].shape == (12, 4)
@@ -71,6 +71,7 @@ def test_a_run_is_files_anyone_can_read(run: Path) -> None:
     with safe_open(shard(run, 1), framework="np") as file:
         info = json.loads(file.metadata()["dualform"])
     assert (info["first_step"], info["last_step"], info["ended"]) == (0, 2, None)
+    assert info["same"] == {"tags/2/id": "tags/0/id", "tags/2/task": "tags/0/task"}
     assert (tensors["texts/task"].tobytes(), tensors["text_ends/task"].tolist()) == (b"b", [1])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dualform.store.chapter import Rows
+from dualform.store.chapter import Rows, known
 from dualform.store.schema import slot_tensor
 from dualform.store.shard_file import Column, neighbours_joined
 
@@ -38,7 +38,7 @@ class KeyPool:
 
     def columns(self, layer: str, passes: list[Rows]) -> dict[str, Column]:
         """Return the columns for the keys of these passes; keys that cannot repeat are stored as they are."""
-        keys = neighbours_joined([rows.keys for rows in passes])
+        keys = neighbours_joined([known(rows.keys) for rows in passes])
         exponents = [rows.key_exponent for rows in passes if rows.key_exponent is not None]
         columns = {"key_exponent": np.concatenate(exponents)} if exponents else {}
         if not self._open or not all(rows.may_repeat for rows in passes):

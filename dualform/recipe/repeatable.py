@@ -1,0 +1,60 @@
+"""Make what torch does repeatable: deterministic algorithms, so many threads, random numbers that a step determines.
+
+    with repeatable(threads=2):
+        seed_step(seed=0, step=7)       # dropout of step 7 is the same whenever, and wherever from, it is come to
+
+Whatever was set before is set again afterwards, random states too.
+"""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_MODEL = -1  # what comes before step 0
+
+
+@contextmanager
+def repeatable(threads: int | None = None) -> Iterator[int]:
+    """Within it the same steps give the same bits; yields the number of threads, which has to be the same, too.
+
+    Args:
+        threads: How many to use; None: as many as there are.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), _deterministic.fill_uninitialized_memory
+    before, states = torch.get_num_threads(), (random.getstate(), np.random.get_state(), torch.get_rng_state())
+    torch.use_deterministic_algorithms(True)
+    _deterministic.fill_uninitialized_memory = False  # to fill what is written to anyway takes long
+    try:
+        if threads is not None and threads != before:
+            torch.set_num_threads(threads)
+        yield before if threads is None else threads
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        _deterministic.fill_uninitialized_memory = fills
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+_deterministic: Any = torch.utils.deterministic
+
+
+def seed_model(seed: int) -> None:
+    """Seed everything that draws random numbers while a model is made."""
+    seed_step(seed, _MODEL)
+
+
+def seed_step(seed: int, step: int) -> None:
+    """Seed everything that draws random numbers in a step: batches, dropout."""
+    # two words of a hash, so that neither neighbouring steps nor neighbouring seeds have related random numbers
+    low, high = np.random.SeedSequence((seed, step + 1)).generate_state(2).tolist()
+    torch.manual_seed(low + (high << 31))
+    random.seed(low)
+    np.random.seed(high)

@@ -1,0 +1,206 @@
+"""Train by a recipe and record it, from the beginning or from where a run was left.
+
+Where slots are not stored, nothing is kept of a step but its ledger lines, its loss and whose its rows are: the slots
+are made again from the snapshot before them (replay.py).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from math import ceil
+from pathlib import Path
+from time import monotonic
+from typing import Any, Self
+
+import torch
+from torch import nn
+
+from dualform.errors import RecipeError, RunError, RunExists, UnknownName
+from dualform.recipe.recipe import Recipe, StepBatch
+from dualform.recipe.repeatable import repeatable
+from dualform.recipe.training import Training
+from dualform.recorder.arguments import as_place
+from dualform.recorder.begin import Start
+from dualform.recorder.layers import Names
+from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
+from dualform.recorder.session import Session
+from dualform.recorder.tags import Tags
+from dualform.store import Backend, Run, Storage
+from dualform.store.chapter import Witness
+from dualform.store.schema import Repetition
+
+SLOTS, SNAPSHOTS = "slots", "snapshots"
+# Where slots are not stored, a snapshot is a small part of the bytes that they would take,
+_SLOTS_PER_SNAPSHOT = 64
+_MAX_CHAPTERS = 10  # there are not many of them,
+_MAX_SECONDS = 600.0  # and not more of a training is lost in a crash
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a training is recorded; `Recipe.train` says what each is."""
+
+    keep: str | Mapping[str, str] = SLOTS
+    every: int | None = None
+    overwrite: bool = False
+    layers: Names = "*"
+    exclude: Names = ()
+    dtype: str | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+    provenance: bool = True
+    threads: int | None = None  # None: as many as there are, or as a run that is gone on with has had
+    progress: Callable[[int], None] = lambda step: None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> Self:
+        """Return the options of a call; an unknown one raises and lists the known."""
+        known = [option.name for option in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UnknownName("option of Recipe.train", name, known)
+        return cls(**options)
+
+    def stored(self) -> list[str]:
+        """Return patterns of the layers whose slots are stored."""
+        by_pattern = {"*": self.keep} if isinstance(self.keep, str) else dict(self.keep)
+        for kept in by_pattern.values():
+            if kept not in (SLOTS, SNAPSHOTS):
+                raise RecipeError(f'keep must be "slots" or "snapshots", or say which for patterns of layers: {kept!r}')
+        return [pattern for pattern, kept in by_pattern.items() if kept == SLOTS]
+
+
+class RecordedTraining:
+    """A training whose steps a session follows."""
+
+    def __init__(self, training: Training, session: Session, *, tagged: bool = True) -> None:
+        self.training, self.session, self._tagged = training, session, tagged
+
+    def take_step(self) -> Witness:
+        """Take one step of the recipe."""
+        return self.training.take_step(self)
+
+    def before_pass(self, batch: StepBatch) -> None:
+        """Tag the rows that are coming."""
+        if self._tagged:
+            self.session.provenance.tag(Tags(batch.tags))
+
+    def before_step(self, witness: Witness) -> None:
+        """Tell what the step is to be compared with when it is taken again."""
+        self.session.witness = witness
+
+
+def plan_of(training: Training, options: Options, threads: int) -> RecordingPlan:
+    """Plan how a training is recorded."""
+    recipe, optimizers = training.recipe, training.optimizers
+    magnified = any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
+    dtype = options.dtype or ("float32" if magnified else "float16")
+    plan = make_plan(
+        training.model, optimizers, options.layers, options.exclude, Storage(dtype), options.about, options.provenance
+    )
+    return plan.of_recipe(Repetition(recipe.seed, threads, len(optimizers)), options.stored(), training.carried)
+
+
+def train(recipe: Recipe, path: str | Path | Backend, steps: int, options: Options) -> nn.Module:
+    """Train up to a number of steps, and record it."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise RecipeError(f"steps must be a whole number, at least 1, not {steps!r}")
+    where = as_place(path)
+    options.stored()  # raises now, and not when a model was made
+    run = None if options.overwrite else _unfinished(where, steps, recipe)
+    with repeatable(run.manifest.recipe.threads if run and run.manifest.recipe else options.threads) as threads:
+        training = Training(recipe)
+        plan = plan_of(training, options, threads)
+        start = Start(where, options.overwrite)
+        if run is not None:
+            check_beginning(run, training)
+            last = max(step for step in run.sealed if step % len(training.optimizers) == 0)
+            training.restore(run.sealed[last])
+            start = Start(where, resume=last)
+        session = Session(plan, start, drop_unexplained=False)
+        recorded, ended = RecordedTraining(training, session), None
+        try:
+            seals = Seals(session, plan, steps, options)
+            while training.step < steps:
+                recorded.take_step()
+                seals.after(training.step)
+                options.progress(training.step - 1)
+        except BaseException as error:
+            ended = type(error)
+            raise
+        finally:
+            session.close(ended)
+        return training.model.eval()
+
+
+class Seals:
+    """Decides after which steps a snapshot is taken: whole steps of the recipe only."""
+
+    def __init__(self, session: Session, plan: RecordingPlan, steps: int, options: Options) -> None:
+        self._session, self._steps, self._every = session, steps, options.every
+        self._since, self._at = monotonic(), session.steps
+        self._per_step = len(plan.optimizers)
+        self._whole = all(layer.description.stored for layer in plan.layers)
+
+    def after(self, step: int) -> None:
+        """Seal, if it is time to."""
+        session = self._session
+        if self._is_due(step):
+            session.seal()
+            self._since, self._at = monotonic(), session.steps
+
+    def _is_due(self, step: int) -> bool:
+        session = self._session
+        if self._every is not None:
+            return step % self._every == 0
+        if self._whole:
+            return session.writer.full
+        if monotonic() - self._since >= _MAX_SECONDS:
+            return True
+        long = (session.steps - self._at) // self._per_step >= ceil(self._steps / _MAX_CHAPTERS)
+        return long and session.writer.nbytes >= _SLOTS_PER_SNAPSHOT * session.writer.snapshot_nbytes
+
+
+def _unfinished(where: Path | Backend, steps: int, recipe: Recipe) -> Run | None:
+    """Return the run that is to be gone on with; None: there is none. Raises for one that is finished, or not ours."""
+    try:
+        run = Run(where)
+    except RunError:
+        return None  # nothing is there, or what the writer will say more about
+    repetition = run.manifest.recipe
+    if not run.steps:
+        return None
+    if repetition is None:
+        raise RunExists(f"{where} holds a run that was not trained by a recipe: choose another directory, or overwrite")
+    if repetition.seed != recipe.seed:
+        raise RunExists(
+            f"{where} holds a run with seed {repetition.seed}, and the recipe has {recipe.seed}: choose another "
+            "directory, or pass overwrite=True to replace it"
+        )
+    done = run.steps // repetition.optimizers
+    if done >= steps:
+        raise RunExists(
+            f"{where} already holds a run of {done:,} steps; choose another directory, ask for more steps, or pass "
+            "overwrite=True to replace it"
+        )
+    return run
+
+
+def check_beginning(run: Run, training: Training) -> None:
+    """Raise unless a recipe makes the model that a run began with, and batches of the same examples."""
+    first, repetition = run.shards[0], run.manifest.recipe
+    assert repetition is not None
+    if repetition.optimizers != len(training.optimizers):
+        raise RecipeError(
+            f"the recipe has {len(training.optimizers)} optimisers, the run was trained with {repetition.optimizers}"
+        )
+    fresh = [(name, tensor.detach().clone()) for name, tensor in training.model.named_parameters()]
+    training.restore(first)
+    for name, tensor in fresh:
+        if not torch.equal(tensor, dict(training.model.named_parameters())[name].detach()):
+            raise RecipeError(
+                f"the recipe makes a model whose {name!r} is not what {run.backend.describe()} began with: another "
+                "seed, or another initialisation"
+            )
+    if run.chapters:
+        _, shard = run.chapters[0]
+        if training.recipe.batch_of(0).digest != shard.batch(0):
+            raise RecipeError(f"batch(0) has other examples than {run.backend.describe()} was trained on in step 0")
