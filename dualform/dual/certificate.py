@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -11,6 +12,7 @@ from dualform.dual.distance import SpanCertificate
 from dualform.dual.moved import moved_parameters
 from dualform.dual.rebuilt import sharing
 from dualform.dual.rounding import half_precisions
+from dualform.engine import in_one_pass
 from dualform.store import Run, Shard
 from dualform.store.coverage import Coverage
 from dualform.store.schema import AUDIT, DTYPES, PASS_PRECISIONS, state_tensor
@@ -241,12 +243,16 @@ def verify(
     for shard in (shard for shards in run.chains for shard in shards):
         shard.check()
     storage = run.manifest.storage
-    layers: dict[str, LayerCertificate] = {}
-    for name in run.layers if storage.values and run.steps else ():
+
+    def certified(name: str) -> LayerCertificate:
         progress(name)
+        certificate = certify(name)  # first: where slots are made again, all layers wait for them here
         half_weights = _half_precision(run, [use.parameter.name for use in run.layers[name].trained])
         autocast = None if half_weights else half_precisions(run, sharing(run.manifest, run.layers[name]))
-        layers[name] = replace(certify(name), autocast=autocast).of_weights_in(half_weights)
+        return replace(certificate, autocast=autocast).of_weights_in(half_weights)
+
+    names = list(run.layers) if storage.values and run.steps else []
+    layers = dict(zip(names, in_one_pass(run, [partial(certified, name) for name in names]), strict=True))
     replayed = accounted(run) if storage.values else None
     return Certificate(
         layers=layers,
