@@ -13,7 +13,7 @@ from dualform.dual.moved import moved_parameters
 from dualform.dual.rebuilt import sharing
 from dualform.dual.rounding import half_precisions
 from dualform.engine import in_one_pass
-from dualform.store import Run, Shard
+from dualform.store import Run
 from dualform.store.coverage import Coverage
 from dualform.store.schema import AUDIT, DTYPES, PASS_PRECISIONS, state_tensor
 from dualform.store.summary import worst_residual
@@ -218,8 +218,8 @@ class Certificate:
             parameters = layer.to_dict(self.tolerance)["parameters"]
             lines += [f"    {parameter}: {facts['note']}" for parameter, facts in parameters.items() if facts["note"]]
         lines.append(
-            f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
-            f"recording (residual {self.worst_residual:.1e} at worst)"
+            f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited "
+            f"(residual {self.worst_residual:.1e} at worst)"
         )
         lines += [
             f"  {name}: moved by {share:.1e} of its size, not by a recorded step" for name, share in self.moved.items()
@@ -262,7 +262,7 @@ def verify(
         tolerance=storage.precision.tolerance,
         steps=run.steps,
         steps_certified=run.snapshot(run.steps).info.last_step,
-        steps_audited=sum(_audited_steps(shard) for _, shard in run.chapters),
+        steps_audited=len(_audited_steps(run)),
         worst_residual=worst_residual(run),
         keys_only=not storage.values,
         unread=run.unread,
@@ -276,7 +276,11 @@ def _half_precision(run: Run, parameters: Iterable[str]) -> str | None:
     return " and ".join(sorted(names & {*PASS_PRECISIONS})) or None
 
 
-def _audited_steps(shard: Shard) -> int:
-    """Count the steps whose gradients were explained while recording."""
-    residuals = [shard[name] for name in shard.names(AUDIT)]
-    return int((~np.isnan(np.stack(residuals))).any(axis=0).sum()) if residuals else 0
+def _audited_steps(run: Run) -> set[int]:
+    """Return the steps whose gradients were explained, while recording or when their slots were made again."""
+    audited = {*(run.replay.residuals if run.replay else ())}
+    for _, shard in run.chapters:
+        residuals = [shard[name] for name in shard.names(AUDIT)]
+        explained = (~np.isnan(np.stack(residuals))).any(axis=0) if residuals else np.empty(0)
+        audited |= {shard.info.first_step + step for step in np.flatnonzero(explained).tolist()}
+    return audited

@@ -260,6 +260,10 @@ class Block:
         within = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         return within + self._piece.first_place
 
+    def is_beside(self, other: "Block") -> bool:
+        """Return whether both are of one shard."""
+        return self._piece.shard is other._piece.shard
+
     def __len__(self) -> int:
         return self._rows.stop - self._rows.start if isinstance(self._rows, slice) else len(self._rows)
 
