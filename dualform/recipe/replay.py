@@ -145,7 +145,7 @@ class TrainedAgain:
         plan = plan_of(training, options, self._threads)
         self._check_plan(plan.manifest.layers)
         session = Session(plan, Start(self._run.backend, resume=first, sink=self._sink), drop_unexplained=False)
-        self._live = RecordedTraining(training, session, tagged=False)
+        self._live = RecordedTraining(training, session)
         return self._live
 
     def _snapshot_before(self, step: int, part: Part) -> Shard:

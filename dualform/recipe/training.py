@@ -55,6 +55,7 @@ class Training:
         check_model(self.model)
         self.model.train()
         self.optimizers: list[Optimizer] = as_optimizers(recipe.optimizer(self.model))
+        self._parameters = list(self.model.parameters())
         self._rates = [[group.get("lr") for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._carried: Any = None
         self._carried_on: Any = None  # by the step that is being taken
@@ -80,15 +81,14 @@ class Training:
             loss.backward()
             total += float(loss.detach())
         if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+            nn.utils.clip_grad_norm_(self._parameters, recipe.clip)
         witness = Witness(total, batch.digest)
         listener.before_step(witness)
         for optimizer in self.optimizers:
             optimizer.step()
         self._carried = self._carried_on  # not before: an interrupt may come
-        self.model.zero_grad(set_to_none=True)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         self.step += 1
         return witness
 
