@@ -130,7 +130,7 @@ def report(results: dict[str, Any]) -> str:
             f"{results['steps']} steps on {results['data']} data, {results['threads']} threads; a plain training takes "
             f"{results['plain_seconds']:.1f} s",
             f"recording     {results['record_overhead']:.3f} times the plain run (turns {turns})",
-            f"on disk       {results['bytes'] / 1e6:,.0f} MB, {results['bytes_ratio']:.4f} of raw float32 keys and values",
+            f"on disk       {results['bytes'] / 1e6:,.0f} MB, {results['bytes_ratio']:.4f} of raw keys and values",
             f"first pass    {results['first_pass']:.2f} trainings: best slots and totals of all layers",
             f"certificate   {results['verify']:.2f} trainings: {results['certificate']}",
             f"retraining    {results['retrain']:.2f} trainings, without one example",

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecipeError, listing
+from dualform.recipe.repeatable import seed_step
 from dualform.store import Backend
 
 if TYPE_CHECKING:
@@ -155,7 +156,8 @@ class Recipe:
         return sum(argument.kind in _POSITIONAL and argument.default is _NONE for argument in arguments) >= _CARRIES
 
     def batch_of(self, step: int) -> "StepBatch":
-        """Return the batch of a step; raise unless it is one."""
+        """Return the batch of a step, whose random numbers begin with it; raise unless it is one."""
+        seed_step(self.seed, step)
         content = self.batch(step)
         if not isinstance(content, Mapping):
             raise RecipeError(f"batch({step}) must return a mapping with {ID!r} in it, not {type(content).__name__}")

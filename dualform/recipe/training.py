@@ -19,7 +19,7 @@ from dualform.errors import RecipeError, RunError
 from dualform.kinds.names import named_buffers, named_parameters
 from dualform.recipe.carried import PREFIX, as_state, detached, from_tensors
 from dualform.recipe.recipe import Recipe, StepBatch
-from dualform.recipe.repeatable import seed_model, seed_step
+from dualform.recipe.repeatable import seed_model
 from dualform.recorder.arguments import as_optimizers, check_model
 from dualform.recorder.snapshot import State, is_storable
 from dualform.store import Shard
@@ -68,7 +68,6 @@ class Training:
     def take_step(self, listener: Listener = Nobody()) -> Witness:  # noqa: B008
         """Take one step; return what tells whether it is the one that was taken before."""
         recipe, step = self.recipe, self.step
-        seed_step(recipe.seed, step)
         batch = recipe.batch_of(step)
         weights = None if recipe.weigh is None else _checked_weights(recipe.weigh(batch.content), batch)
         self._schedule()
