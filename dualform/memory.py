@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from dualform.attention.directions import directions
+from dualform.attention.directions import Target, directions
 from dualform.attention.folds import CountFold, VisitsFold
 from dualform.attention.index import Index, Sketches
 from dualform.attention.input_rows import InputRows
@@ -34,6 +34,9 @@ from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out, in_one_pass
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
+from dualform.influence.ask import influence_of
+from dualform.influence.result import Influence
+from dualform.influence.suspects import suspects
 from dualform.kinds import check_kinds, match_modules, names
 from dualform.recipe import Recipe
 from dualform.recipe.replay import TrainedAgain
@@ -337,6 +340,49 @@ class Memory:
         dtypes = {use.parameter.name: stored_parameter(start, use.parameter).dtype for use in rebuilt}
         named = named_parameters(self._run.layers[layer], whole)
         return {name: tensor.to(dtypes[name]) for name, tensor in named.items()}
+
+    def influence(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        target: Target = None,
+        *,
+        of: str = "margin",
+        rows: int | slice | None = None,
+        max_bytes: int = 4 << 30,
+        progress: Callable[[int, int], None] = lambda step, steps: None,
+    ) -> Influence:
+        """Estimate what outputs would have been without an example: `memory.influence(model, images).top(10)`.
+
+        A contribution is what an example has added; influence is also what others would have made up for. It is
+        estimated from the recording alone. How well that predicts a training without the example is in
+        docs/faithfulness.md; `retrain` is that training.
+
+        Args:
+            model: The model as the memory ends with it.
+            inputs: What it is called with, as for `attend`.
+            target: A class, or one for each input; None: the one that the model predicts.
+            of: "margin" (the logit of the target, less the log of the sum of exp of all others), "logit", or "loss".
+            rows: Which rows of each input, such as the last token: `rows=-1`.
+            max_bytes: What scores of all visits to examples may take.
+            progress: Called with the number of steps that were followed back, and of all.
+
+        Returns:
+            One object for the whole network: `top`, `total`, `timeline`, and `of(without=...)`.
+        """
+        return influence_of(self._sources.view, model, inputs, target, of, rows, max_bytes, progress)
+
+    def suspects(self, k: int = 10) -> Table:
+        """Return the training examples whose label is probably wrong: `memory.suspects(10)`.
+
+        The errors that were recorded say what the model, taught by the others, said of an example at each visit. A
+        label is suspect where another class was more likely, on average.
+
+        Returns:
+            A row for each: id, score (between -1 and 1), label, the suggested label, the mean probability of both,
+            visits, and the other tags. Labels are numbers of the model's outputs.
+        """
+        return suspects(self._sources.view, k)
 
     def retrain(
         self,

@@ -155,6 +155,6 @@ def check_room(visits: int, inputs: int, max_bytes: int) -> None:
     nbytes = 3 * 4 * visits * inputs  # two estimates, and their mean
     if nbytes > max_bytes:
         raise NotRecorded(
-            f"the influence of {visits:,} visits on {inputs:,} inputs would take {nbytes / 1e9:.1f} GB: ask about fewer "
-            "inputs at a time"
+            f"the influence of {visits:,} visits on {inputs:,} inputs would take {nbytes / 1e9:.1f} GB: ask "
+            "about fewer inputs at a time"
         )

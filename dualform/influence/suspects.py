@@ -10,22 +10,25 @@ first quarter of the training is left out, in which the model knows little of an
 import torch
 from torch import Tensor
 
-from dualform.errors import NotRecorded
+from dualform.errors import NotRecorded, QueryError
 from dualform.influence.fast import why_no_curvature
 from dualform.influence.visits import Visits
 from dualform.slots import View
 from dualform.table import Table
 
 _BEGINNING = 0.25  # of the steps
-_LABEL = "label"
 
 
-def suspects(view: View, layer: str, k: int) -> Table:
+def suspects(view: View, k: int) -> Table:
     """Return the k most suspect examples: id, score, label, what the others suggest, and their probabilities."""
-    visits = Visits(view, layer)
-    why_not = why_no_curvature(view, visits)
-    if why_not is not None:
-        raise NotRecorded(f"what the model said of its training examples is not known: {why_not}")
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise QueryError(f"k must be at least 1, a whole number, not {k!r}")
+    if not view.run.manifest.storage.values:
+        raise NotRecorded("suspects are told by values, and this run holds keys only")
+    if not view.run.steps:
+        raise NotRecorded("no step was recorded")
+    visits = softmax_layer(view)
+    layer = visits.layer
     if "id" not in view.run.tags:
         raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
     classes, (number, first) = view.run.layers[layer].d_out, visits.examples
@@ -69,3 +72,14 @@ def probabilities(errors: Tensor) -> tuple[Tensor, Tensor]:
     label = u.argmin(dim=1)
     said = u.scatter_add(1, label[:, None], torch.ones(len(u), 1, dtype=u.dtype))
     return said.clamp(0, 1), label
+
+
+def softmax_layer(view: View) -> Visits:
+    """Return the visits of the layer whose errors are those of a softmax: the last one of them."""
+    why_not = "the run has no layers"
+    for name in reversed(view.run.layers):
+        visits = Visits(view, name)
+        why_not = why_no_curvature(view, visits) or ""
+        if not why_not:
+            return visits
+    raise NotRecorded(f"what the model said of its training examples is not known: {why_not}")
