@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from dualform.viewer.opened_run import Companions
 
 Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(metavar="PACKAGE:FACTORY", help="Function that makes the run's recipe; default: the run's own."),
+]
 InputFile = Annotated[
     Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; default: the run's own.")
 ]
