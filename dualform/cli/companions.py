@@ -27,12 +27,18 @@ ImageShape = Annotated[
 ]
 
 
-def named(model: str | None, inputs: Path | None, class_names: str | None, image_shape: str | None) -> "Companions":
+def named(
+    model: str | None,
+    inputs: Path | None,
+    class_names: str | None,
+    image_shape: str | None,
+    recipe: str | None = None,
+) -> "Companions":
     """Return what these options say goes with a run."""
     from dualform.viewer.opened_run import Companions
 
     names = None if class_names is None else tuple(name.strip() for name in class_names.split(","))
-    return Companions(model, inputs, names, None if image_shape is None else _sides(image_shape))
+    return Companions(model, inputs, names, None if image_shape is None else _sides(image_shape), recipe)
 
 
 def _sides(shape: str) -> tuple[int, int]:

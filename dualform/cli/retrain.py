@@ -112,7 +112,7 @@ class Examples:
         """Read the options, values by the kinds of a run's tags."""
         if bool(without) == bool(where):
             raise QueryError(
-                "say which examples to train without: --without label=9, or --where label=3, which leaves out all others"
+                "say which examples to train without: --without label=9; or --where label=3, which leaves out others"
             )
         option, written = ("--where", where) if where else ("--without", without)
         return cls(read_tags(written or [], memory.tags, option), bool(where))
@@ -121,12 +121,9 @@ class Examples:
         """Return the memory with the same examples muted."""
         return memory.where(**self.tags) if self.kept else memory.without(**self.tags)
 
-    def arguments(self) -> dict[str, Tags]:
-        """Return these examples as `Memory.retrain` takes them."""
-        return {"where" if self.kept else "without": self.tags}
-
     def to_dict(self) -> dict[str, Tags | None]:
-        return {"without": None, "where": None, **self.arguments()}
+        """Return these examples as `Memory.retrain` takes them."""
+        return {"without": None, "where": self.tags} if self.kept else {"without": self.tags, "where": None}
 
     def __str__(self) -> str:
         words = " and ".join(f"{name} {', '.join(map(str, values))}" for name, values in self.tags.items())
@@ -201,7 +198,8 @@ def _train(memory: "Memory", left_out: Examples, record: Path | None, watched: "
             counted[0] = step
             done(step - 1, total=steps)
 
-        model = memory.retrain(**left_out.arguments(), record=record, progress=progress)
+        tags = left_out.to_dict()
+        model = memory.retrain(without=tags["without"], where=tags["where"], record=record, progress=progress)
     return _Trained(model, counted[0], monotonic() - begun)
 
 

@@ -58,7 +58,9 @@ class Weights:
             )
         if weights is not None:
             return cls((), _checked(run, weights))
-        sets = [where] if where is not None else without if isinstance(without, list | tuple) else [without]
+        sets: Sequence[Any] = (
+            [where] if where is not None else without if isinstance(without, list | tuple) else [without]
+        )
         if not sets or not all(isinstance(tags, Mapping) and tags for tags in sets):
             raise QueryError(
                 f'{named[0]} says which examples by their tags, such as {{"id": [3, 4]}}, not {given[named[0]]!r}'

@@ -117,8 +117,8 @@ def test_an_interrupt_leaves_nothing(trained: Path, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "--without label=9, or --where label=3"),
-        (["--without", "label=9", "--where", "label=3"], "--without label=9, or --where label=3"),
+        ([], "--without label=9; or --where label=3"),
+        (["--without", "label=9", "--where", "label=3"], "--without label=9; or --where label=3"),
         (["--without", "label"], "such as label=9 or id=3,17,40, not 'label'"),
         (["--without", "lable=9"], "no tag 'lable'; choose from 'id', 'label', 'parity'"),
         (["--without", "label=nine"], "a value of tag 'label' is a whole number, not 'nine'"),
@@ -180,6 +180,7 @@ def test_several_sets_of_examples_are_left_out_together(trained: Path) -> None:
     expected = memory.retrain(**one).state_dict()  # type: ignore[arg-type]
     assert_close(dict(memory.retrain(**both).state_dict()), dict(expected), rtol=0, atol=0)  # type: ignore[arg-type]
     assert memory.seconds_to_retrain() > 0
-    for nothing in ([], {}, [{}]):
+    empty: list[Any] = [[], {}, [{}]]
+    for nothing in empty:
         with pytest.raises(QueryError, match="says which examples by their tags"):
-            memory.retrain(without=nothing)  # type: ignore[arg-type]
+            memory.retrain(without=nothing)
