@@ -39,8 +39,8 @@ function rounded(p) {
 const moved = (row, series) => new Set(series.map(({entry}) => rounded(row[entry]))).size > 1;
 
 function change(row, series) {
-  if (series === THREE) return series.map(({entry}) => rounded(row[entry])).join(" · ");
-  return moved(row, series) ? `${rounded(row.before)} → ${rounded(row.after)}` : rounded(row.after);
+  if (!moved(row, series)) return rounded(row.after);
+  return series.map(({entry}) => rounded(row[entry])).join(series === THREE ? " · " : " → ");
 }
 
 function pairs(rows, series, unit, width) {

@@ -12,8 +12,6 @@ import {canonical} from "viewer/core/requests";
 import {panel} from "viewer/panels/panel";
 import {trainAgain} from "viewer/panels/train_again";
 
-const DISCLAIMER = "Recorded contributions removed, not retrained.";
-const BESIDE_TRAINED = "Muting takes recorded contributions out; training again is the true answer.";
 const MAX_ROWS = 5;
 const HELP =
   "The model's weights without what the muted slots added to them. Everything else is as it was recorded: " +
@@ -80,6 +78,12 @@ function layerTable(run, task, answer, again) {
   const rows = [["all layers", answer.after], ...Object.entries(answer.layers)];
   if (again) rows.push([el("b", {}, "trained again"), again]);
   return table(head, rows.map(row), {numeric: [2, 3]});
+}
+
+/** What muting is; and what it is beside a training again. */
+export function disclaimer(retrained = false) {
+  if (!retrained) return "Recorded contributions removed, not retrained.";
+  return "Muting takes recorded contributions out; training again is the true answer.";
 }
 
 /** How many slots are muted, of how many: of each layer if all are alike, else of all together. */
@@ -172,7 +176,7 @@ export function muteTray(run, changed) {
   function draw() {
     const {answer, about} = muted;
     const again = retrained && canonical(retrained.about) === canonical(about) ? retrained.answer : null;
-    caption.textContent = `${again ? BESIDE_TRAINED : DISCLAIMER} ${slotWords(answer)}`;
+    caption.textContent = `${disclaimer(again !== null)} ${slotWords(answer)}`;
     verdict.replaceChildren(...headline(run, task, answer, again?.again));
     const rows = outputRows(
       run,
@@ -205,7 +209,7 @@ export function muteTray(run, changed) {
     if (muted) draw();
   }
   function busy(text) {
-    if (text && !caption.textContent) caption.textContent = DISCLAIMER;
+    if (text && !caption.textContent) caption.textContent = disclaimer();
     card.busy(text);
   }
   const clear = () => [(caption.textContent = ""), (muted = retrained = null), card.show([])];

@@ -5,12 +5,11 @@ import {link} from "viewer/core/highlight";
 import {clear, toggleSet, undo} from "viewer/core/mute_sets";
 import {canonical} from "viewer/core/requests";
 import {bar, share} from "viewer/panels/expected";
-import {slotWords} from "viewer/panels/mute_tray";
+import {disclaimer, slotWords} from "viewer/panels/mute_tray";
 import {panel} from "viewer/panels/panel";
 import {failing, fill, nameOf, visible} from "viewer/panels/passages";
 import {trainAgain} from "viewer/panels/train_again";
 
-const DISCLAIMER = "Recorded contributions removed, not retrained.";
 const HELP =
   "What the model expects after the chosen token if what the muted slots added to its weights is taken away. " +
   "Everything else is as it was recorded: a model trained without that text would have learnt other things from the rest.";
@@ -20,7 +19,7 @@ export function promptMuteTray(run, changed) {
   const frame = panel({title: "Expected without the muted slots", name: "muted", help: HELP});
   const chips = el("div", {class: "row chips"}),
     hint = el("span", {class: "quiet-text"}),
-    disclaimer = el("span", {class: "honest", "data-test": "honest"});
+    caption = el("span", {class: "honest", "data-test": "honest"});
   const back = el(
     "button",
     {type: "button", title: "Undo the last muting (u)", "data-test": "undo-mute", onclick: undo},
@@ -34,7 +33,7 @@ export function promptMuteTray(run, changed) {
     hint,
     chips,
     el("span", {class: "row tray-undo"}, back, none),
-    disclaimer,
+    caption,
   );
   const element = el("div", {class: "tray prompt-tray", "data-test": "prompt-tray"}, tools, frame.element);
   const keys = el("span", {class: "row change-legend quiet-text"});
@@ -51,7 +50,7 @@ export function promptMuteTray(run, changed) {
   const draw = () => {
     const {answer, about} = muted;
     const again = retrained && canonical(retrained.about) === canonical(about) ? retrained.answer : null;
-    disclaimer.textContent = `${DISCLAIMER} ${slotWords(answer)}`;
+    caption.textContent = `${disclaimer(again !== null)} ${slotWords(answer)}`;
     const rows = changeRows(answer, again);
     keys.replaceChildren(...legend(again !== null));
     fill(frame, changes(rows), rows, (again ?? answer).python);
@@ -73,7 +72,7 @@ export function promptMuteTray(run, changed) {
   const update = ({mute}) => {
     const some = mute.length > 0 && !run.cannot.mute;
     element.classList.toggle("open", some);
-    chips.hidden = back.hidden = none.hidden = disclaimer.hidden = frame.element.hidden = !some;
+    chips.hidden = back.hidden = none.hidden = caption.hidden = frame.element.hidden = !some;
     hint.hidden = some;
     chips.replaceChildren(...mute.map(chip));
     training.update({mute});
@@ -81,7 +80,7 @@ export function promptMuteTray(run, changed) {
   const what = `Adding up what is left of the weights${adam ? ", step by step as Adam did. This can take a while" : ""} …`;
   const wanted = ({input, mute}) => (mute.length && !run.cannot.mute ? ["mute", {input, mute}] : null);
   const busy = (text) => {
-    if (text) disclaimer.textContent = DISCLAIMER; // how many slots are muted comes with the answer
+    if (text) caption.textContent = disclaimer(); // how many slots are muted comes with the answer
     frame.busy(text);
   };
   return {element, update, show, what, wanted, ...failing(frame), busy, again, close: training.close};
@@ -134,9 +133,10 @@ function changes(rows) {
 }
 
 function legend(trained) {
-  const keys = [el("span", {class: "bar before"}), "before", el("span", {class: "bar after"})];
-  if (!trained) return [...keys, "after, and the change in percentage points"];
-  return [...keys, "muted, with the change in percentage points", el("span", {class: "bar again"}), "trained again"];
+  const key = (kind, name) => el("span", {class: "key"}, el("span", {class: `bar ${kind}`}), name);
+  const before = key("before", "before");
+  if (!trained) return [before, key("after", "after, and the change in percentage points")];
+  return [before, key("after", "muted, with the change in percentage points"), key("again", "trained again")];
 }
 
 /** A change in percentage points: +3.1, −0.4, ±0.0. */
