@@ -1,6 +1,7 @@
 """Training again in the viewer: one at a time, in the background, and its answers are those of `memory.retrain`."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,7 @@ def test_random_numbers_that_others_draw_change_nothing(tmp_path: Path) -> None:
         with untouched(other, evaluating=True):
             torch.rand(7)
             begun.set()
+            time.sleep(0.02)
 
     interrupting, plain, other = False, recipe(), network()
     drawn = dualform.Recipe(**{**vars(plain), "losses": losses})
