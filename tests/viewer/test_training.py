@@ -63,27 +63,6 @@ def until_held(api: Api) -> None:
     soon(lambda: (state(api)["now"] or {}).get("step") == 20)
 
 
-@pytest.fixture
-def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Trainings wait before their twentieth step until this is set."""
-    gate, made = threading.Event(), recipe_runs.recipe
-
-    def waiting() -> dualform.Recipe:
-        content = vars(made())
-        batches = content["batch"]
-
-        def batch(step: int) -> Any:
-            if step == 20 and threading.current_thread().name == "dualform-train":
-                gate.wait(30)
-            return batches(step)
-
-        return dualform.Recipe(**{**content, "batch": batch})
-
-    monkeypatch.setattr(recipe_runs, "recipe", waiting)
-    yield gate
-    gate.set()
-
-
 def test_the_answer_is_that_of_memory_retrain(api: Api) -> None:
     assert asked(api, "run", {})["cannot_train"] is None
     assert state(api)["seconds"] > 0
