@@ -1,6 +1,7 @@
 """`retrain`: it agrees with the library, writes whole files or none, and says what is wrong with a question."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def test_an_interrupt_leaves_nothing(trained: Path, tmp_path: Path, monkeypatch:
             raise KeyboardInterrupt
         return batches(step)
 
-    monkeypatch.setattr("tests.recipe_runs.recipe", lambda: dualform.Recipe(**{**vars(recipe()), "batch": interrupted}))
+    monkeypatch.setattr("tests.recipe_runs.recipe", lambda: replace(recipe(), batch=interrupted))
     result = call(
         *asked(trained, "--without", "label=9", "--save", tmp_path / "a.safetensors", "--record", tmp_path / "again")
     )

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +17,15 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     gate, made = threading.Event(), recipe_runs.recipe
 
     def waiting() -> dualform.Recipe:
-        content = vars(made())
-        batches = content["batch"]
+        content = made()
+        batches = content.batch
 
         def batch(step: int) -> Any:
             if step == 20 and threading.current_thread().name == "dualform-train":
                 gate.wait(30)
             return batches(step)
 
-        return dualform.Recipe(**{**content, "batch": batch})
+        return replace(content, batch=batch)
 
     monkeypatch.setattr(recipe_runs, "recipe", waiting)
     yield gate

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ def test_random_numbers_that_others_draw_change_nothing(tmp_path: Path) -> None:
             time.sleep(0.02)
 
     interrupting, plain, other = False, recipe(), network()
-    drawn = dualform.Recipe(**{**vars(plain), "losses": losses})
+    drawn = replace(plain, losses=losses)
     expected = drawn.train(tmp_path / "run", 6)
     interrupting = True
     again = drawn.train(tmp_path / "again", 6)
