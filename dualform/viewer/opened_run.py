@@ -26,10 +26,7 @@ from dualform.viewer.images import Pictures, Shape
 from dualform.viewer.outputs import Outputs
 
 POSITION = "position"
-_A_LOOP = (
-    "this run was recorded from a loop, which cannot be run again: write the training as a dualform.Recipe, and record "
-    "it with recipe.train(path, steps=...)"
-)
+_A_LOOP = "this run was recorded from a loop, which cannot be run again: train it by a dualform.Recipe"
 _SAVE_TEXT = "save the training text beside it with dualform.text.Text.save, and name it in about"
 
 

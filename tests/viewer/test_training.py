@@ -165,7 +165,7 @@ def test_a_run_that_cannot_be_trained_again_says_how_to_have_that(trained: Path,
     with pytest.raises(Refused, match="pass --recipe"):
         asked(bare, "train", {"mute": NINES})
     loop = runs.pictures(tmp_path / "loop")
-    assert "recipe.train(path, steps=...)" in str(open_run(loop, runs.PICTURES).cannot_train)
+    assert "train it by a dualform.Recipe" in str(open_run(loop, runs.PICTURES).cannot_train)
     with pytest.raises(RecipeError, match="was not trained by a recipe"):
         open_run(loop, Companions(model=runs.PICTURES.model, recipe=RECIPE))
     with pytest.raises(QueryError, match="cannot import 'no_such_package'"):

@@ -64,7 +64,7 @@ export function trainAgain(run, changed) {
   }
 
   function content() {
-    if (run.cannot_train) return [quiet(`To train again without them: ${run.cannot_train}.`)];
+    if (run.cannot_train) return [quiet(`Cannot train again: ${run.cannot_train}.`)];
     if (!sets.every(isExamples)) return [quiet(NO_EXAMPLES)];
     const now = training?.now ?? null;
     if (now && !now.failed) return underWay(now);
