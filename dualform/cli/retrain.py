@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
@@ -209,15 +209,17 @@ def _recorded(memory: "Memory", place: Path | None) -> Iterator[Path | None]:
     if place is None:
         yield None
         return
+    companions = list[Path]()  # files beside the run that it names are those of the new one, too
+    for what in ("inputs", "text"):
+        with suppress(QueryError):  # it names none, or none of its own
+            companions.append(own_file(memory, what, "leave out --record"))
     place.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         yield unfinished / place.name
-        for what in ("inputs", "text"):  # files beside the run that it names are those of the new one, too
-            if isinstance(memory.about.get(what), str):
-                source = own_file(memory, what, "leave out --record")
-                if source.is_file():
-                    shutil.copyfile(source, unfinished / place.name / source.name)
+        for source in companions:
+            if source.is_file():
+                shutil.copyfile(source, unfinished / place.name / source.name)
         if place.is_dir():
             place.rmdir()  # it is empty
         (unfinished / place.name).rename(place)

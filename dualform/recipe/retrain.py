@@ -30,6 +30,7 @@ from dualform.store import Run
 Tags = Mapping[str, Any]
 Progress = Callable[[int, int], None]
 
+_OF_THE_RECIPE = ("recipe", "recipe_arguments")  # that a run names: not that of one whose examples weigh less
 _TIMED_STEPS, _TIMED_SECONDS = 20, 2.0  # at most, to tell how long a training takes
 
 
@@ -155,7 +156,7 @@ def retrain_recorded(run: Run, weigh: Weights, path: Any, progress: Progress = l
         keep=keep,
         layers=[layer.name for layer in manifest.layers],
         dtype=manifest.storage.dtype,
-        about=manifest.about,
+        about={name: value for name, value in manifest.about.items() if name not in _OF_THE_RECIPE},
         progress=lambda step: progress(step + 1, steps),
         threads=repetition.threads,
     )

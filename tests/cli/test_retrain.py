@@ -99,6 +99,17 @@ def test_what_was_trained_is_saved_and_recorded(trained: Path, tmp_path: Path) -
     assert file.read_bytes() != kept
 
 
+def test_what_a_run_says_of_itself_is_copied_where_it_is_still_so(tmp_path: Path) -> None:
+    (tmp_path / "secret.npy").write_bytes(b"")
+    about = {"inputs": "../secret.npy", "recipe": "os:getcwd", "recipe_arguments": {}, "class_names": ["a"]}
+    recipe().train(tmp_path / "run", 4, threads=1, about=about)
+    result = call(*asked(tmp_path / "run", "--without", "label=9", "--record", tmp_path / "new" / "again"))
+    assert result.exit_code == 0, result.output
+    again = dualform.load(tmp_path / "new" / "again")
+    assert again.about == {"inputs": "../secret.npy", "class_names": ["a"]}  # the recipe has nines in it
+    assert not list((tmp_path / "new").glob("**/*.npy"))
+
+
 def test_an_interrupt_leaves_nothing(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = recipe().batch
 
