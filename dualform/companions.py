@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from dualform.memory import Memory
+    from dualform.recipe import Recipe
 
 _MAX_HOLE_BYTES = 64 << 20
 
@@ -146,4 +147,44 @@ def make(named: str, arguments: "Mapping[str, float] | None" = None) -> "nn.Modu
         raise QueryError(f"{named} does not make a model: {type(error).__name__}: {error}") from error
     if not isinstance(made, nn.Module):
         raise QueryError(f"{named} must make a torch.nn.Module, it made a {type(made).__name__}")
+    return made
+
+
+# Recipes that a run itself may name, with the arguments that it holds.
+TRUSTED_RECIPES: tuple[str, ...] = ()
+
+
+def own_recipe(memory: "Memory", data: Path | None = None) -> "Recipe":
+    """Return the recipe that a run names: only this package's code, for opening a run must not run unknown code.
+
+    Args:
+        memory: of the run.
+        data: directory in which its data are looked for first.
+    """
+    named = memory.about.get("recipe")
+    if named in TRUSTED_RECIPES:
+        return named_recipe(str(named))
+    hint = f"; the run names {named}, pass it if you trust it" if isinstance(named, str) else ""
+    raise QueryError(f"which recipe? pass --recipe PACKAGE:FACTORY, a function that makes it{hint}")
+
+
+def named_recipe(named: str) -> "Recipe":
+    """Make the recipe that a user has named: PACKAGE:FACTORY, a module and a function in it."""
+    from dualform.recipe import Recipe
+
+    package, _, factory = named.partition(":")
+    if not package or not factory:
+        raise QueryError(f"--recipe must be PACKAGE:FACTORY, such as my_project.training:recipe, not {named!r}")
+    try:
+        module = import_module(package)
+    except Exception as error:
+        raise QueryError(f"cannot import {package!r}: {type(error).__name__}: {error}") from error
+    if not hasattr(module, factory):
+        raise UnknownName(f"factory in {package} called", factory, (n for n in vars(module) if not n.startswith("_")))
+    try:
+        made = getattr(module, factory)()
+    except Exception as error:
+        raise QueryError(f"{named} does not make a recipe: {type(error).__name__}: {error}") from error
+    if not isinstance(made, Recipe):
+        raise QueryError(f"{named} must make a dualform.Recipe, it made a {type(made).__name__}")
     return made

@@ -8,7 +8,7 @@ A view (`where`, `without`, `until`) is a memory of some of the slots, and has t
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -40,7 +40,7 @@ from dualform.influence.suspects import suspects
 from dualform.kinds import check_kinds, match_modules, names
 from dualform.recipe import Recipe
 from dualform.recipe.replay import TrainedAgain
-from dualform.recipe.retrain import Weights, recipe_of, retrain, retrain_recorded
+from dualform.recipe.retrain import Weights, recipe_of, retrain, retrain_recorded, seconds_to_retrain
 from dualform.recipe.sizes import nbytes_of
 from dualform.slots import By, Selection, View, checked_by, condition
 from dualform.store import Parameter, Run, Shard, Where, summary, summary_lines
@@ -387,7 +387,7 @@ class Memory:
     def retrain(
         self,
         *,
-        without: Mapping[str, Any] | None = None,
+        without: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         where: Mapping[str, Any] | None = None,
         weights: Mapping[Any, float] | None = None,
         record: Where | None = None,
@@ -400,7 +400,7 @@ class Memory:
         divided.
 
         Args:
-            without: Examples to leave out, by their tags.
+            without: Examples to leave out, by their tags; of several mappings, those that fit any of them.
             where: Or those that are not left out.
             weights: Or weights between 0 and 1 for some examples, by id.
             record: Where to record the training as a run of its own, from its beginning.
@@ -414,6 +414,10 @@ class Memory:
         if record is None:
             return retrain(self._run, weigh, progress)
         return retrain_recorded(self._run, weigh, record, progress)
+
+    def seconds_to_retrain(self) -> float:
+        """Return about how long `retrain` takes at most, by taking a few steps. Needs the run's recipe."""
+        return seconds_to_retrain(self._run)
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
         """Read every byte and measure the distance between dual and primal form, layer by layer.
