@@ -34,7 +34,7 @@ from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out, in_one_pass
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
-from dualform.influence.ask import influence_of
+from dualform.influence import ask
 from dualform.influence.result import Influence
 from dualform.influence.suspects import suspects
 from dualform.kinds import check_kinds, match_modules, names
@@ -348,21 +348,27 @@ class Memory:
         target: Target = None,
         *,
         of: str = "margin",
+        method: str = "fast",
+        around: float | Sequence[float] = 1.0,
         rows: int | slice | None = None,
         max_bytes: int = 4 << 30,
         progress: Callable[[int, int], None] = lambda step, steps: None,
     ) -> Influence:
-        """Estimate what outputs would have been without an example: `memory.influence(model, images).top(10)`.
+        """Say what outputs would have been without an example: `memory.influence(model, images).top(10)`.
 
-        A contribution is what an example has added; influence is also what others would have made up for. It is
-        estimated from the recording alone. How well that predicts a training without the example is in
-        docs/faithfulness.md; `retrain` is that training.
+        A contribution is what an example has added; influence is also what others would have made up for. "fast"
+        estimates it from the recording alone. "exact" follows outputs back through the whole training, which takes the
+        recipe, and several trainings. How well each predicts a training without examples, `calibrate` measures;
+        `retrain` is that training.
 
         Args:
             model: The model as the memory ends with it.
             inputs: What it is called with, as for `attend`.
             target: A class, or one for each input; None: the one that the model predicts.
             of: "margin" (the logit of the target, less the log of the sum of exp of all others), "logit", or "loss".
+            method: "fast" or "exact".
+            around: Of "exact", the weights that examples have in the training that is followed back: 1, as they were.
+                For what is left after many examples are taken out, 1/2 is nearer; (1, 0.5) is the mean of both.
             rows: Which rows of each input, such as the last token: `rows=-1`.
             max_bytes: What scores of all visits to examples may take.
             progress: Called with the number of steps that were followed back, and of all.
@@ -370,7 +376,13 @@ class Memory:
         Returns:
             One object for the whole network: `top`, `total`, `timeline`, and `of(without=...)`.
         """
-        return influence_of(self._sources.view, model, inputs, target, of, rows, max_bytes, progress)
+        view, wanted = self._sources.view, ask.Wanted(target, of, rows)
+        if method == "fast":
+            return ask.fast(view, model, inputs, wanted, max_bytes, progress)
+        if method != "exact":
+            raise UnknownName("method of influence", method, ("fast", "exact"))
+        weights = (around,) if isinstance(around, int | float) else tuple(around)
+        return ask.exact(view, model, inputs, wanted, weights, progress)
 
     def suspects(self, k: int = 10) -> Table:
         """Return the training examples whose label is probably wrong: `memory.suspects(10)`.

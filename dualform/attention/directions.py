@@ -85,7 +85,7 @@ def directions(
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), trainable(weights):
             output = _outputs(call(model, inputs), rows)
-            classes = _classes(target, output)
+            classes = chosen_classes(target, output)
             wanted = measured(output, classes, of)
             _follow_back(wanted.sum(), weights)
     by_layer = {
@@ -123,13 +123,7 @@ def _follow_back(wanted: Tensor, weights: Sequence[nn.Parameter]) -> None:
 
 def _outputs(returned: Any, rows: InputRows) -> Tensor:
     """Return the outputs (inputs, classes), out of whatever a model returns."""
-    outputs = getattr(returned, "logits", returned)
-    if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits", outputs)
-    if isinstance(outputs, Sequence) and outputs:
-        outputs = outputs[0]
-    if not isinstance(outputs, Tensor):
-        raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(outputs).__name__}")
+    outputs = logits_of(returned)
     if outputs.dim() > 2 and not isinstance(rows.rows, int):
         raise QueryError(
             f"the model has outputs of shape {tuple(outputs.shape)}: say whose target it is, such as rows=-1 for the "
@@ -140,6 +134,18 @@ def _outputs(returned: Any, rows: InputRows) -> Tensor:
     chosen = rows.chosen_outputs(outputs, returned)
     _check_logits(chosen.detach())
     return chosen
+
+
+def logits_of(returned: Any) -> Tensor:
+    """Return the outputs out of whatever a model returns."""
+    outputs = getattr(returned, "logits", returned)
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits", outputs)
+    if isinstance(outputs, Sequence) and outputs:
+        outputs = outputs[0]
+    if not isinstance(outputs, Tensor):
+        raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(outputs).__name__}")
+    return outputs
 
 
 def _check_logits(outputs: Tensor) -> None:
@@ -156,7 +162,7 @@ def _check_logits(outputs: Tensor) -> None:
             )
 
 
-def _classes(target: Target, output: Tensor) -> Tensor:
+def chosen_classes(target: Target, output: Tensor) -> Tensor:
     """Return the class that is the target of each input: (inputs,)."""
     inputs, classes = output.shape
     chosen = output.argmax(dim=1) if target is None else torch.as_tensor(target, device=output.device).long()

@@ -66,7 +66,8 @@ def estimate(view: View, asked: Mapping[str, Asked], visits: Visits, tests: int,
         raise QueryError("all layers were trained by Muon, whose steps are not followed back: use method='exact'")
     if left_out:
         notes.append(f"without {listing(left_out)}, which Muon has trained: its steps are not followed back")
-    why_not = why_no_curvature(view, visits)
+    output = visits.layer or names[-1]
+    why_not = why_no_curvature(view, output)
     moments = second_moments(view, [name for name in names if is_followed(view.run.layers[name])])
     layers = {name: _FollowedLayer(view.run.layers[name], asked[name], moments.get(name), tests) for name in names}
     direct_only = [name for name, layer in layers.items() if layer.features is None]
@@ -83,7 +84,7 @@ def estimate(view: View, asked: Mapping[str, Asked], visits: Visits, tests: int,
             whitened[:, of_step] += white
             adjoint[:, of_step] += corrected
         if why_not is None and count:
-            curved = curvature(steps[visits.layer].blocks) * adjoint[:, of_step]  # (tests, visits of the step)
+            curved = curvature(steps[output].blocks) * adjoint[:, of_step]  # (tests, visits of the step)
             for layer in layers.values():
                 layer.correct(curved)
         progress(view.selection.until - number, view.selection.until)
@@ -190,11 +191,11 @@ def curvature(blocks: Sequence[Block]) -> Tensor:
     return (len(errors) * curved / u.square().sum(dim=1).square().clamp(min=_TINY)).float()
 
 
-def why_no_curvature(view: View, visits: Visits) -> str | None:
+def why_no_curvature(view: View, layer: str) -> str | None:
     """Return why the errors of the output layer are not those of a mean of softmax cross-entropies; None: they are."""
-    slots, until = view.slots(visits.layer), view.selection.until
+    slots, until = view.slots(layer), view.selection.until
     if slots.layer.d_out < 2:
-        return f"layer {visits.layer!r} has a single output, so that the loss is no cross-entropy"
+        return f"layer {layer!r} has a single output, so that the loss is no cross-entropy"
     for _, chapter in (view.run.chapters[0], view.run.chapters[-1]):
         for passes in list(slots.passes_of_all(chapter).values())[:_LOOKED_AT]:
             errors = torch.cat([slots.block(rows).values.double() for rows in passes])
@@ -202,7 +203,7 @@ def why_no_curvature(view: View, visits: Visits) -> str | None:
             negative = ((errors < 0) & (errors.abs() > _ROUNDING * sizes[:, None])).sum(dim=1)
             balanced = errors.sum(dim=1).abs() <= _ROUNDING * sizes
             if not bool(balanced.all()) or bool((negative > 1).any()):
-                return f"the errors of layer {visits.layer!r} are not those of a softmax cross-entropy"
+                return f"the errors of layer {layer!r} are not those of a softmax cross-entropy"
             if bool((errors.amin(dim=1) * len(errors) < -1 - _ROUNDING).any()):
                 return "the loss is not a mean over the examples of a step"
     return None if until else "no step was recorded"

@@ -27,8 +27,7 @@ def suspects(view: View, k: int) -> Table:
         raise NotRecorded("suspects are told by values, and this run holds keys only")
     if not view.run.steps:
         raise NotRecorded("no step was recorded")
-    visits = softmax_layer(view)
-    layer = visits.layer
+    layer, visits = softmax_layer(view)
     if "id" not in view.run.tags:
         raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
     classes, (number, first) = view.run.layers[layer].d_out, visits.examples
@@ -74,12 +73,12 @@ def probabilities(errors: Tensor) -> tuple[Tensor, Tensor]:
     return said.clamp(0, 1), label
 
 
-def softmax_layer(view: View) -> Visits:
-    """Return the visits of the layer whose errors are those of a softmax: the last one of them."""
+def softmax_layer(view: View) -> tuple[str, Visits]:
+    """Return the layer whose errors are those of a softmax, the last one of them, and its visits."""
     why_not = "the run has no layers"
     for name in reversed(view.run.layers):
-        visits = Visits(view, name)
-        why_not = why_no_curvature(view, visits) or ""
+        visits = Visits.of(view, name)
+        why_not = why_no_curvature(view, name) or ""
         if not why_not:
-            return visits
+            return name, visits
     raise NotRecorded(f"what the model said of its training examples is not known: {why_not}")

@@ -1,13 +1,13 @@
 """Number the visits of a training: each slot of the layer that computes the output is one, with its step and tags.
 
-    visits = Visits(view, "2")
+    visits = Visits.of(view, "2")
     visits.places(block)            # which visit each slot of any layer belongs to: (slots,)
 
 Slots of other layers belong to the same visits: one by one, where a layer has as many in a step, or by `id`, where it
 has more of each example, as a convolution has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,22 +22,33 @@ _ID = "id"
 
 
 class Visits:
-    """All visits of a run, in order."""
+    """All visits of a run, in order.
 
-    def __init__(self, view: View, layer: str) -> None:
-        self._run, self._slots = view.run, view.slots(layer)
-        self.layer, self.until = layer, view.selection.until
-        steps, columns = [], {tag: list[Array]() for tag in view.run.tags}
+    Args:
+        layer: The layer whose slots they are; None: they are told by a recipe.
+        until: The step before which they are.
+        steps: Of each visit, ascending.
+        columns: Tags of each visit.
+    """
+
+    def __init__(self, layer: str | None, until: int, steps: Array, columns: Mapping[str, Array]) -> None:
+        self.layer, self.until, self.steps, self.columns = layer, until, steps, columns
+        self._bounds = np.searchsorted(steps, np.arange(until + 1))
+
+    @classmethod
+    def of(cls, view: View, layer: str) -> "Visits":
+        """Return the slots of a layer."""
+        until = view.selection.until
+        steps, columns = list[Array](), {tag: list[Array]() for tag in view.run.tags}
         for shard in view.run.slot_shards(layer):
             of_passes, rows = shard.passes(layer)
             steps.append(np.repeat(of_passes, rows))
             for tag, parts in columns.items():
                 parts.append(shard.decoded(layer, tag))
         every = np.concatenate([np.empty(0, dtype=np.int64), *steps])
-        count = int(np.searchsorted(every, self.until))
-        self.steps: Array = every[:count]  # (visits,)
-        self.columns = {tag: np.concatenate(parts)[:count] for tag, parts in columns.items() if parts}
-        self._bounds = np.searchsorted(self.steps, np.arange(self.until + 1))
+        count = int(np.searchsorted(every, until))
+        known = {tag: np.concatenate(parts)[:count] for tag, parts in columns.items() if parts}
+        return cls(layer, until, every[:count], known)
 
     def __len__(self) -> int:
         return len(self.steps)
