@@ -125,6 +125,7 @@ def train(recipe: Recipe, path: str | Path | Backend, steps: int, options: Optio
                 options.progress(training.step - 1)
         except BaseException as error:
             ended = type(error)
+            training.settle(session.steps)
             raise
         finally:
             session.close(ended)

@@ -58,6 +58,7 @@ class Training:
         self._rates = [[group.get("lr") for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._carried: Any = None
         self._carried_on: Any = None  # by the step that is being taken
+        self._buffers: dict[str, Tensor] = {}  # copies of the model's, from before that step
         self.step = 0
 
     def carried(self) -> State:
@@ -67,6 +68,7 @@ class Training:
     def take_step(self, listener: Listener = Nobody()) -> Witness:  # noqa: B008
         """Take one step; return what tells whether it is the one that was taken before."""
         recipe, step = self.recipe, self.step
+        self._buffers = {name: buffer.clone() for name, buffer in named_buffers(self.model)}
         seed_step(recipe.seed, step)
         batch = recipe.batch_of(step)
         weights = None if recipe.weigh is None else _checked_weights(recipe.weigh(batch.content), batch)
@@ -85,12 +87,31 @@ class Training:
         listener.before_step(witness)
         for optimizer in self.optimizers:
             optimizer.step()
-        self._carried = self._carried_on  # not before: an interrupt may come
+        self._finish_step()
         self.model.zero_grad(set_to_none=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
-        self.step += 1
         return witness
+
+    def _finish_step(self) -> None:
+        # no calls between these lines, nor anything else at which an interrupt may come
+        self._carried = self._carried_on
+        self._buffers = {}
+        self.step += 1
+
+    def settle(self, taken: int) -> None:
+        """Leave no half of a step that an error has ended: what a forward pass alone has changed is as it was before.
+
+        Args:
+            taken: How many steps the optimisers have taken, all together.
+        """
+        before = self.step * len(self.optimizers)
+        if taken == before:
+            with torch.no_grad():
+                for name, buffer in named_buffers(self.model) if self._buffers else ():
+                    buffer.copy_(self._buffers[name])
+        elif taken == before + len(self.optimizers):
+            self._finish_step()
 
     def _loss(self, batch: StepBatch, weights: Tensor | None, examples: int) -> Tensor:
         """Return the share of a part of the batch in the step's loss: sum(w l) / n."""
