@@ -10,7 +10,7 @@ they fit. At the end of each chapter the state is compared with the snapshot tha
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 from threading import RLock
 from typing import Any
 
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from dualform.dual.state import stored_tensor
 from dualform.errors import RecipeError
+from dualform.recipe.beginning import check_batch, check_beginning, witness_of
 from dualform.recipe.recipe import Recipe
 from dualform.recipe.repeatable import repeatable
-from dualform.recipe.train import Options, RecordedTraining, check_beginning, plan_of
+from dualform.recipe.train import Options, RecordedTraining, plan_of
 from dualform.recipe.training import Training
 from dualform.recorder.begin import Start
 from dualform.recorder.session import Session
@@ -108,8 +109,7 @@ class TrainedAgain:
                 live = self._at(part)
                 self._sink.begin(part.info.first_step, part.info.last_step)
                 while live.session.steps < part.info.last_step:
-                    step = live.session.steps
-                    self._compare(step, part, live.take_step())
+                    self._compare(live.training, live.take_step())
                 live.session.seal()
         except BaseException:
             self._let_go()
@@ -132,7 +132,7 @@ class TrainedAgain:
         start = self._snapshot_before(first, part)
         training.restore(start)
         while training.step * self._per_step < first:
-            self._compare(training.step * self._per_step, part, training.take_step())
+            self._compare(training, training.take_step())
         storage = self._run.manifest.storage
         options = Options(layers=[*self._layers], dtype=storage.dtype, provenance=False)
         plan = plan_of(training, options, self._threads)
@@ -164,15 +164,11 @@ class TrainedAgain:
             if replace(layer, stored=False) != self._layers[layer.name]:
                 raise RecipeError(f"layer {layer.name!r} of the recipe's model is not that of the run")
 
-    def _compare(self, step: int, part: Part, now: Witness) -> None:
+    def _compare(self, training: Training, now: Witness) -> None:
         """Raise for a batch of other examples; note a loss that is not what it was."""
-        before = Witness(part.chapter.loss(step), part.chapter.batch(step))
-        number = step // self._per_step
-        if now.batch != before.batch:
-            raise RecipeError(
-                f"batch({number}) has other examples than in training: the recipe is not that of {self._where}, its "
-                "data have changed, or its batches depend on more than the step"
-            )
+        number = training.step - 1
+        before = witness_of(self._run, training, number)
+        check_batch(self._run, number, before, now)
         if now.loss != before.loss and self._doubt is None:
             self._doubt = f"step {number} has a loss of {now.loss:.9g}, and had {before.loss:.9g}"
 
@@ -238,7 +234,8 @@ def _distance(chapter: Shard, state: StateInMemory, name: str) -> float:
     start = stored_tensor(before, name).double() if before is not None and there else torch.zeros_like(stored).double()
     change = float((stored.double() - start).norm())
     distance = float((now.double() - stored.double()).norm())
-    return distance / change if change else distance
+    share = distance / change if change else distance
+    return share if isfinite(share) else inf
 
 
 def _nbytes(held: Mapping[str, Array] | StateInMemory) -> int:

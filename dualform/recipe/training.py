@@ -194,13 +194,16 @@ def _with_state(returned: Any) -> tuple[Tensor, Any]:
 
 def _check_losses(losses: Any, batch: StepBatch) -> None:
     if not isinstance(losses, Tensor):
-        raise RecipeError(f"losses must return a tensor, (batch, ...), not {type(losses).__name__}")
+        state = ", unless it takes a third argument, without a default: the state" if isinstance(losses, tuple) else ""
+        raise RecipeError(f"losses must return a tensor, (batch, ...), not {type(losses).__name__}{state}")
     if losses.dim() == 0 or len(losses) != len(batch):
         mean = ', not their mean: reduction="none"' if losses.dim() == 0 else ""
         raise RecipeError(
             f"losses must return a loss for each of the {len(batch)} examples, or each of their tokens{mean}; got "
             f"shape {tuple(losses.shape)}"
         )
+    if not losses.requires_grad:
+        raise RecipeError("losses do not depend on any trainable parameter, so that nothing can be learned of them")
 
 
 def _checked_weights(weights: Any, batch: StepBatch) -> Tensor:

@@ -8,11 +8,13 @@ import random
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 import dualform
+from dualform.errors import RunExists
 from tests.recipe.trainings import recipe_of
 
 STEPS, OPTIONS = 300, {"every": 20, "keep": {"0": "slots", "*": "snapshots"}, "threads": 1}
@@ -25,8 +27,9 @@ def recipe() -> dualform.Recipe:
 
 def live(run: Path) -> None:
     """Train, or go on training, to the end."""
-    finished = (run / "manifest.json").exists() and dualform.store.Run(run).steps == STEPS  # and killed just then
-    model = dualform.load(run).model(recipe().model()) if finished else recipe().train(run, STEPS, **OPTIONS)
+    with suppress(RunExists):  # it is finished, and was killed just then
+        recipe().train(run, STEPS, **OPTIONS)
+    model = dualform.load(run).model(recipe().model())
     torch.save(dict(model.state_dict()), run.with_suffix(".tmp"))
     run.with_suffix(".tmp").rename(run.with_suffix(".pt"))
 

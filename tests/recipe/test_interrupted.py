@@ -18,8 +18,8 @@ from tests.recipe.trainings import TASKS, assert_same_state, optimizer_of, recip
 STEPS, EVERY = 12, 4
 
 
-class Stopped(Exception):  # noqa: N818 - it is raised for what a user's own code may raise
-    pass
+class Stopped(Exception):
+    """What a user's own code may raise."""
 
 
 def raised_in_losses(task: str, error: type[BaseException], call: int) -> dict[str, Any]:
