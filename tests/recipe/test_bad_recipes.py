@@ -180,7 +180,8 @@ OTHERS = {
     "drifting data": ({"batch": Drifting()}, "step 0 has a loss of"),
     "order": ({"batch": lambda step: {**batch(step), "id": batch(step)["id"].flip(0)}}, "batch.0. has other examples"),
     "later examples": (
-        {"batch": lambda step: {**batch(step), "id": batch(step)["id"].roll(step // 2)}}, "batch.2. has other examples than in training",
+        {"batch": lambda step: {**batch(step), "id": batch(step)["id"].roll(step // 2)}},
+        "batch.2. has other examples than in training",
     ),
     "seed": ({"seed": 1}, "'0.weight' is not what .* began with: another seed"),
     "width": ({"model": mlp_of(nn.ReLU, linear(5, 4))}, "'2.weight' has shape .4, 5., that of the run .3, 5."),
@@ -191,7 +192,7 @@ OTHERS = {
     "optimisers": ({"optimizer": optimizer_of("SGD+Adam", {})}, "has 2 optimisers, the run was trained with 1"),
     "rate": ({"optimizer": optimizer_of("SGD", {"lr": 0.2, "momentum": 0.9})}, r"step \d has a loss of"),
     "clipping": ({"clip": 0.1}, r"step \d has a loss of"),
-    "loss": ({"losses": lambda m, b: 2 * F.cross_entropy(m(b["flat"]), b["label"], reduction="none")}, "step 0 has a loss of"),
+    "loss": ({"losses": lambda m, b: 2 * recipe_of().losses(m, b)}, "step 0 has a loss of"),
 }  # fmt: skip
 
 
