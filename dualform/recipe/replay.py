@@ -175,8 +175,9 @@ class TrainedAgain:
     def _check_passes(self, part: Part, columns: Mapping[str, Array]) -> None:
         """Raise unless as many rows went through each layer as in training."""
         for layer in self._layers:
-            for name in (slot_tensor(layer, "pass_step"), slot_tensor(layer, "pass_rows")):
-                if not np.array_equal(columns.get(name, np.empty(0)), part[name] if part.slots(layer) else np.empty(0)):
+            for name in (slot_tensor(layer, column) for column in ("pass_step", "pass_rows", "extents")):
+                stored = part[name] if part.slots(layer) and name in part else np.empty(0)
+                if not np.array_equal(columns.get(name, np.empty(0)), stored):
                     self._let_go()
                     raise RecipeError(
                         f"other rows went through layer {layer!r} in steps {part.info.first_step:,} to "

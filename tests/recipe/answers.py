@@ -26,7 +26,7 @@ def slots_by_chapter(memory: dualform.Memory) -> dict[tuple[str, int, str], byte
             places = np.flatnonzero((steps >= first) & (steps < last))
             blocks = [block for _, block in slots.at(slots.numbers(places))]
             pieces: dict[str, list[Array]] = {
-                "keys": [block.keys.pair(eye.to(block.dtype)).numpy() for block in blocks],
+                "keys": [block.keys.pair(eye.to(block.dtype)).mT.numpy() for block in blocks],
                 "values": [block.values.numpy() for block in blocks],
             }
             for column in ("pass_step", "pass_rows", "factors", "pass_precision", "extents"):
