@@ -9,7 +9,6 @@ losses are divided by.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
-from numbers import Real
 from typing import Any, Self
 
 import numpy as np
@@ -78,7 +77,7 @@ def _checked(run: Run, weights: Mapping[Any, float]) -> dict[Any, float]:
     if not isinstance(weights, Mapping):
         raise QueryError(f"weights are those of examples by their ids, such as {{3: 0.5}}, not {weights!r}")
     for one, weight in weights.items():
-        if not (isinstance(weight, Real) and isfinite(weight) and 0 <= weight <= 1):
+        if not (isinstance(weight, int | float | np.floating | np.integer) and isfinite(weight) and 0 <= weight <= 1):
             raise QueryError(f"the weight of an example is between 0 and 1, not {weight!r} (of {one!r})")
     (known,) = condition(run, {ID: list(weights)}, inverted=False).values.values()
     return dict(zip(known, map(float, weights.values()), strict=True))

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.dual.state import stored_tensor
-from dualform.errors import RecipeError, RunError
+from dualform.errors import DualformError, RecipeError, RunError
 from dualform.kinds.names import named_buffers, named_parameters
 from dualform.recipe.carried import PREFIX, as_state, detached, from_tensors
 from dualform.recipe.recipe import Recipe, StepBatch
@@ -59,6 +59,7 @@ class Training:
         self._carried: Any = None
         self._carried_on: Any = None  # by the step that is being taken
         self._buffers: dict[str, Tensor] = {}  # copies of the model's, from before that step
+        self._restored_from: str | None = None  # the snapshot from which no step was taken yet
         self.step = 0
 
     def carried(self) -> State:
@@ -86,12 +87,23 @@ class Training:
         witness = Witness(total, batch.digest)
         listener.before_step(witness)
         for optimizer in self.optimizers:
-            optimizer.step()
+            self._step(optimizer)
+        self._restored_from = None
         self._finish_step()
         self.model.zero_grad(set_to_none=True)
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
         return witness
+
+    def _step(self, optimizer: Optimizer) -> None:
+        try:
+            optimizer.step()
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            if self._restored_from is None or isinstance(error, DualformError):
+                raise
+            raise RecipeError(
+                f"{type(optimizer).__name__} cannot go on from the state in {self._restored_from}: {error}"
+            ) from error
 
     def _finish_step(self) -> None:
         # no calls between these lines, nor anything else at which an interrupt may come
@@ -160,7 +172,7 @@ class Training:
         self._carried = from_tensors(
             {name.removeprefix(prefix).removeprefix("/"): stored_tensor(snapshot, name) for name in carried}
         )
-        self.step = snapshot.info.last_step // len(self.optimizers)
+        self.step, self._restored_from = snapshot.info.last_step // len(self.optimizers), snapshot.path
 
     def _restore_optimizer(self, snapshot: Shard, number: int, optimizer: Optimizer) -> None:
         optimizer.state.clear()

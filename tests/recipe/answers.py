@@ -1,6 +1,8 @@
 """What a memory answers, as numbers and texts by name; and what its slots are, however they came there."""
 
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,14 +10,21 @@ import torch
 from numpy.typing import NDArray
 
 import dualform
+from dualform.recipe.replay import TrainedAgain
 from dualform.slots import Selection, View
+from dualform.store import Run
 
 Array = NDArray[Any]
 
 
-def slots_by_chapter(memory: dualform.Memory) -> dict[tuple[str, int, str], bytes]:
+def run_of(path: Path, recipe: dualform.Recipe | None = None, cache: int = 1 << 30) -> Run:
+    """What a memory is of."""
+    return Run(path, None if recipe is None else partial(TrainedAgain, recipe, cache))
+
+
+def slots_by_chapter(run: Run) -> dict[tuple[str, int, str], bytes]:
     """Every byte of decoded keys and values, and of what is known of passes, by layer, chapter and column."""
-    run, columns = memory._run, {}
+    columns = {}
     for name, layer in run.layers.items():
         slots = View(run, Selection(run.steps)).slots(name)
         parts, eye = run.slot_shards(name), torch.eye(layer.d_in)
@@ -43,9 +52,10 @@ def slots_by_chapter(memory: dualform.Memory) -> dict[tuple[str, int, str], byte
 def answers(memory: dualform.Memory, model: torch.nn.Module) -> dict[str, Any]:
     """Some of everything that can be asked."""
     found: dict[str, Any] = {}
+    layers = Run(memory.path).layers
     views = {"without": memory.without(label=1), "until": memory.until(memory.steps * 2 // 3)}
     for name in memory.layers:
-        layer = memory._run.layers[name]
+        layer = layers[name]
         spotlight = memory.attend({name: torch.linspace(-1, 1, 2 * layer.d_in).reshape(2, -1)})[name]
         found |= {
             f"{name}: top": spotlight.top(5).to_dict(),

@@ -38,21 +38,28 @@ def nothing_left_behind() -> Iterator[None]:
     torch.manual_seed(5)
     random.seed(5)
     np.random.seed(5)
-    switches = lambda: (  # noqa: E731
+    before = _switches(), _random_states()
+    try:
+        yield
+    finally:
+        assert (_switches(), _random_states()) == before
+
+
+def _switches() -> tuple[Any, ...]:
+    return (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        getattr(torch.utils, "deterministic").fill_uninitialized_memory,  # noqa: B009 - which torch does not type
         torch.get_num_threads(),
         torch.is_grad_enabled(),
         torch.is_autocast_enabled(),
     )
-    before, states = switches(), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
-    try:
-        yield
-    finally:
-        assert switches() == before
-        assert torch.equal(torch.get_rng_state(), states[0])
-        assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
+
+
+def _random_states() -> tuple[Any, ...]:
+    drawn = np.random.get_state(legacy=False)
+    assert isinstance(drawn, dict)
+    return torch.get_rng_state().tolist(), random.getstate(), drawn["state"]["key"].tolist(), drawn["state"]["pos"]
 
 
 class Drifting:
@@ -250,7 +257,7 @@ def test_data_that_have_shrunk(tmp_path: Path) -> None:
             losses=recipe_of().losses, tags=["label"],
         )  # fmt: skip
 
-    examples = [(IMAGES[i].flatten()[:6], LABELS[i]) for i in range(EXAMPLES)]
+    examples: Any = [(IMAGES[i].flatten()[:6], LABELS[i]) for i in range(EXAMPLES)]
     data: Any = examples
     recipe = of_first(EXAMPLES)
     recipe.train(tmp_path, STEPS, **OPTIONS)
@@ -268,7 +275,7 @@ def test_data_that_have_shrunk(tmp_path: Path) -> None:
             ).batch,
         ).train(tmp_path / "other", 1)  # fmt: skip
     with pytest.raises(RecipeError, match="cannot be drawn from"):
-        dualform.Recipe.of_dataset(examples, 40, model=recipe.model, optimizer=recipe.optimizer, losses=recipe.losses)
+        dualform.Recipe.of_dataset(data, 40, model=recipe.model, optimizer=recipe.optimizer, losses=recipe.losses)
 
 
 def test_a_run_is_in_the_way(run: Path) -> None:

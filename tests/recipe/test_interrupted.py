@@ -83,11 +83,11 @@ def test_an_interrupt(
     recipe, error = recipe_of(task, optimizer, **entries), KeyboardInterrupt if where == "progress" else Stopped
     options: dict[str, Any] = {"every": EVERY, "keep": keep}
     whole = recipe.train(tmp_path / "whole", STEPS, **options)
-    changes = {
-        "losses": lambda: raised_in_losses(task, error, 7),
-        "step": lambda: raised_between_optimizers(optimizer, error, 7),
-        "progress": dict,
-    }[where]()
+    changes = {}
+    if where == "losses":
+        changes = raised_in_losses(task, error, 7)
+    elif where == "step":
+        changes = raised_between_optimizers(optimizer, error, 7)
     progress = {"progress": raised_in_progress(error, 5)} if where == "progress" else {}
     with pytest.raises(error):
         replace(recipe, **changes).train(tmp_path / "run", STEPS, **options, **progress)

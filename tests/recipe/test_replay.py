@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dualform
-from tests.recipe.answers import answers, assert_close, slots_by_chapter, totals
+from tests.recipe.answers import answers, assert_close, run_of, slots_by_chapter, totals
 from tests.recipe.trainings import TASKS, assert_same_state, recipe_of
 
 SGD = st.tuples(
@@ -68,9 +68,9 @@ def test_slots_made_again_are_those_that_are_stored(
         ]
         assert_same_state(ends[1], ends[0])
         memories = [dualform.load(kept), dualform.load(made, recipe), dualform.load(made, recipe, cache=0)]
-        expected = slots_by_chapter(memories[0])
-        for memory in memories[1:]:
-            assert slots_by_chapter(memory) == expected
+        expected = slots_by_chapter(run_of(kept))
+        for cache in (1 << 30, 0):
+            assert slots_by_chapter(run_of(made, recipe, cache)) == expected
         certificates = [memory.verify().ok for memory in memories]
         assert certificates[1:] == certificates[:1] * 2
 
@@ -101,25 +101,25 @@ def test_every_answer(
     recipe.train(tmp_path / "made", 9, every=4, dtype="float64", keep="snapshots")
     recipe.train(tmp_path / "mixed", 9, every=4, dtype="float64", keep={first: "slots", "*": "snapshots"})
     kept = dualform.load(tmp_path / "kept")
-    expected = answers(kept, model)
+    expected, slots = answers(kept, model), slots_by_chapter(run_of(tmp_path / "kept"))
     memory = dualform.load(tmp_path / "made", recipe)
-    assert slots_by_chapter(memory) == slots_by_chapter(kept)
+    assert slots_by_chapter(run_of(tmp_path / "made", recipe)) == slots
     assert memory.verify().ok
     assert_close(answers(memory, model), expected, 1e-12)
     mixed = dualform.load(tmp_path / "mixed", recipe)
     # what a clipped gradient was scaled by is estimated from the layers that are looked at together
-    assert without_factors(slots_by_chapter(mixed)) == without_factors(slots_by_chapter(kept))
+    assert without_factors(slots_by_chapter(run_of(tmp_path / "mixed", recipe))) == without_factors(slots)
     assert mixed.verify().ok
     assert_close(totals(answers(mixed, model)), totals(expected), 1e-6 if "clip" in entries else 1e-12)
     in_parts = dualform.load(tmp_path / "made", recipe, cache=2000)
-    assert len(in_parts._run.slot_shards(in_parts.layers[0])) > 3
+    assert len(run_of(tmp_path / "made", recipe, 2000).slot_shards(memory.layers[0])) > 3
     assert in_parts.verify().ok
-    assert slots_by_chapter(in_parts) == slots_by_chapter(kept)
+    assert slots_by_chapter(run_of(tmp_path / "made", recipe, 2000)) == slots
     if (task, optimizer) in IN_PARTS:  # sums of parts are in another order, and so may be slots that score the same
         assert_close(totals(answers(in_parts, model)), totals(expected), 1e-12)
     assert "to the last bit" in in_parts.notes[-1]
     if optimizer != "Muon+SGD":  # whose remainders are as large
-        assert dualform.load(tmp_path / "made")._run.nbytes < kept._run.nbytes
+        assert run_of(tmp_path / "made").nbytes < run_of(tmp_path / "kept").nbytes
 
 
 def without_factors(slots: dict[tuple[str, int, str], bytes]) -> dict[tuple[str, int, str], bytes]:
@@ -165,7 +165,8 @@ def test_another_process_makes_the_same_slots(tmp_path: Path) -> None:
     for task in ("dropout", "carried"):
         recipe = recipe_of(task, "AdamW", {"lr": 0.01})
         memory = dualform.load(tmp_path / f"{task}-made", recipe)
-        assert slots_by_chapter(memory) == slots_by_chapter(dualform.load(tmp_path / f"{task}-kept"))
+        made, kept = run_of(tmp_path / f"{task}-made", recipe), run_of(tmp_path / f"{task}-kept")
+        assert slots_by_chapter(made) == slots_by_chapter(kept)
         assert memory.verify().ok
         assert "to the last bit" in memory.notes[-1]
         whole = recipe.train(tmp_path / f"{task}-whole", 9, threads=1)

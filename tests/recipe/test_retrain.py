@@ -35,8 +35,7 @@ def naive(recipe: dualform.Recipe, start: nn.Module, weights: dict[int, float], 
     model = recipe.model()
     model.load_state_dict(start.state_dict())
     model.train()
-    made = recipe.optimizer(model)
-    optimizers = made if isinstance(made, list) else [made]
+    optimizer: Any = recipe.optimizer(model)
     state: Any = None
     for step in range(steps):
         content = recipe.batch(step)
@@ -46,15 +45,13 @@ def naive(recipe: dualform.Recipe, start: nn.Module, weights: dict[int, float], 
             state = tuple(one.detach() for one in state)
         else:
             losses = recipe.losses(model, content)
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         ((losses * of_each).sum() / BATCH).backward()
         if recipe.clip is not None:
             nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 * (1.0 if recipe.schedule is None else recipe.schedule(step))
-            optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (1.0 if recipe.schedule is None else recipe.schedule(step))
+        optimizer.step()
     return model
 
 

@@ -1,5 +1,6 @@
 """Runs of recipes that lie: columns that are said to be another layer's, passes that never were, states of no shape."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,14 @@ def _without_middle_state(forged: Forged) -> None:
     forged.shards[1].tensors = {name: one for name, one in tensors.items() if not name.startswith("state/")}
 
 
+_NO_SAMES: Sequence[Any] = (None, [], "x", 1, {}, {"tags/inner/id": "tags/outer/nothing"}, {"x": "y"})
+_NO_RECIPES: Sequence[Any] = (None, {}, [], "x", 1, {"seed": 0, "threads": 1, "optimizers": 1, "model": "x"})
 _ONE = np.ones(2, dtype=np.float32)
 
 RECIPES = [
     *(
         Case(f"columns the same as {value!r}", _same(value), run="recipe")
-        for value in (None, [], "x", 1, {}, {"tags/inner/id": "tags/outer/nothing"}, {"x": "y"})
+        for value in _NO_SAMES
     ),
     *(
         Case(f"{name!r} the same as {other!r}", _also_same(name, other), run="recipe")
@@ -81,7 +84,7 @@ RECIPES = [
     Case("a seed of many digits", set_manifest(10**4000, "recipe", "seed"), MANIFEST, "recipe", refused=False),
     *(
         Case(f"a recipe that is {recipe!r}", set_manifest(recipe, "recipe"), MANIFEST, run="recipe")
-        for recipe in (None, {}, [], "x", 1, {"seed": 0, "threads": 1, "optimizers": 1, "model": "x"})
+        for recipe in _NO_RECIPES
     ),
     Case("a recipe of several processes", set_manifest(2, "world"), MANIFEST, run="recipe"),
     Case("slots that are to be made again, of no recipe", set_manifest(False, "layers", 0, "stored"), MANIFEST),
