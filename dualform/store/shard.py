@@ -234,6 +234,8 @@ class Shard:
         assert geometry is not None
         if layer.name in self._maps:
             return self._maps[layer.name]
+        if slot_tensor(layer.name, "keys") not in self:
+            raise NotRecorded(REPEATABLE)
         extents, (_, slots), stored = self[name], self.passes(layer.name), self.key_rows(layer.name)
         self._check_within(extents, 1, stored + 1, name)
         pixels = np.zeros(len(slots), dtype=np.int64)

@@ -301,6 +301,19 @@ def test_questions_without_the_recipe(run: Path) -> None:
     assert memory.visits("0", by="label").to_dict()["visits"]
 
 
+def test_maps_without_the_recipe(tmp_path: Path) -> None:
+    recipe_of("conv").train(tmp_path, 2, keep="snapshots")
+    memory = dualform.load(tmp_path)
+    questions: list[Callable[[], Any]] = [
+        lambda: memory.attend({"0": torch.ones(1, 18)})["0"].top(1), lambda: memory.without(label=1).weights("0"),
+        memory.verify,
+    ]  # fmt: skip
+    for question in questions:
+        with pytest.raises(NotRecorded, match=r"dualform.load\(path, recipe=recipe\)"):
+            question()
+    assert memory.slots("0") == 2 * 6 * 16
+
+
 @pytest.mark.parametrize(
     ("asked", "error", "says"),
     [
