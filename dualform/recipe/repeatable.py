@@ -3,18 +3,20 @@
     with repeatable(threads=2):
         seed_step(seed=0, step=7)       # dropout of step 7 is the same whenever, and wherever from, it is come to
 
-Whatever was set before is set again afterwards, random states too.
+Whatever was set before is set again afterwards, random states too. Another thread waits until then.
 """
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 
 _MODEL = -1  # what comes before step 0
+ONE_AT_A_TIME = RLock()  # of threads, which share all that is set here
 
 
 @contextmanager
@@ -24,6 +26,11 @@ def repeatable(threads: int | None = None) -> Iterator[int]:
     Args:
         threads: How many to use; None: as many as there are.
     """
+    with ONE_AT_A_TIME:
+        yield from _repeatable(threads)
+
+
+def _repeatable(threads: int | None) -> Iterator[int]:
     deterministic = torch.are_deterministic_algorithms_enabled()
     warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), _deterministic.fill_uninitialized_memory
     before, states = torch.get_num_threads(), (random.getstate(), np.random.get_state(), torch.get_rng_state())

@@ -22,7 +22,7 @@ from dualform.dual.state import stored_tensor
 from dualform.errors import RecipeError
 from dualform.recipe.beginning import check_batch, check_beginning, witness_of
 from dualform.recipe.recipe import Recipe
-from dualform.recipe.repeatable import repeatable
+from dualform.recipe.repeatable import ONE_AT_A_TIME, repeatable
 from dualform.recipe.train import Options, RecordedTraining, plan_of
 from dualform.recipe.training import Training
 from dualform.recorder.begin import Start
@@ -97,7 +97,10 @@ class TrainedAgain:
         with self._lock:
             if part in self._cache:
                 self._cache.move_to_end(part)
-            else:
+                return self._cache[part]
+        # in this order, since whoever follows a training's progress, and so has the first lock, may ask
+        with ONE_AT_A_TIME, self._lock:
+            if part not in self._cache:
                 self._cache[part] = self._make(part)
                 while len(self._cache) > 1 and sum(map(_nbytes, self._cache.values())) > self._cache_bytes:
                     self._cache.popitem(last=False)
