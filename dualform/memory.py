@@ -33,7 +33,7 @@ from dualform.dual.rebuilt import named_parameters
 from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out, in_one_pass
-from dualform.errors import NotRecorded, QueryError, UnknownName, listing
+from dualform.errors import NotRecorded, QueryError, RecipeError, UnknownName, listing
 from dualform.influence import ask
 from dualform.influence.result import Influence
 from dualform.influence.suspects import suspects
@@ -66,6 +66,10 @@ def load(path: Where, recipe: Recipe | None = None, cache: int | str = "2 GB") -
     Returns:
         The memory, for questions and views.
     """
+    if not isinstance(recipe, Recipe | None):
+        raise RecipeError(
+            f"recipe must be the dualform.Recipe that the run was trained by, not {type(recipe).__name__}"
+        )
     run = Run(path, None if recipe is None else partial(TrainedAgain, recipe, nbytes_of(cache)))
     if run.unread:
         warnings.warn(f"{run.unread}; what comes after step {run.steps} is left out", stacklevel=2)

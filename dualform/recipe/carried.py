@@ -10,21 +10,24 @@ from typing import Any
 from torch import Tensor
 
 from dualform.errors import RecipeError
-from dualform.recorder.snapshot import State, as_column
+from dualform.recorder.snapshot import State, as_column, is_storable
 
 PREFIX = "carried/value"
 
 
 def detached(state: Any) -> Any:
     """Return the same numbers without what they were computed from."""
-    if state is None:
-        return None
-    if isinstance(state, Tensor):
+    return None if state is None else _detached(state)
+
+
+def _detached(state: Any) -> Any:
+    if isinstance(state, Tensor) and is_storable(state):
         return state.detach()
     if isinstance(state, tuple | list) and state:
-        return tuple(detached(entry) for entry in state)
+        return tuple(_detached(entry) for entry in state)
+    kind = f"a {state.dtype} tensor" if isinstance(state, Tensor) else type(state).__name__
     raise RecipeError(
-        f"losses hands on {type(state).__name__}: a state is a tensor, or a tuple of tensors, which snapshots can hold"
+        f"losses hands on {kind}: a state is None, a tensor, or a tuple of tensors, which snapshots can hold"
     )
 
 

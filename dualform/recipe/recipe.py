@@ -81,7 +81,10 @@ class Recipe:
                     f"{name} must be a function that is called in every training, as in Recipe(model=lambda: Net(), "
                     f"optimizer=lambda model: SGD(model.parameters(), lr=0.1), ...), not {self._kind(name)}"
                 )
-        if isinstance(self.tags, str) or ID in self.tags:
+        for name in ("schedule", "weigh"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise RecipeError(f"{name} must be a function, or None, not {self._kind(name)}")
+        if isinstance(self.tags, str) or not isinstance(self.tags, Sequence) or ID in self.tags:
             raise RecipeError(f"tags are a list of entries of the batch besides {ID!r}, not {self.tags!r}")
         if isinstance(self.accumulate, bool) or not isinstance(self.accumulate, int) or self.accumulate < 1:
             raise RecipeError(f"accumulate must be a whole number of parts, at least 1, not {self.accumulate!r}")
@@ -89,8 +92,10 @@ class Recipe:
             raise RecipeError("a state is handed on from batch to batch: leave out accumulate")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
             raise RecipeError(f"seed must be a whole number, at least 0, not {self.seed!r}")
-        if self.clip is not None and not (isfinite(self.clip) and self.clip > 0):
+        if self.clip is not None and not (isinstance(self.clip, int | float) and isfinite(self.clip) and self.clip > 0):
             raise RecipeError(f"clip must be a norm above 0, not {self.clip!r}")
+        if self.autocast is not None and not isinstance(self.autocast, torch.dtype):
+            raise RecipeError(f"autocast must be a precision such as torch.bfloat16, not {self.autocast!r}")
 
     def _kind(self, name: str) -> str:
         return type(getattr(self, name)).__name__

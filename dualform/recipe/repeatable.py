@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 _MODEL = -1  # what comes before step 0
-_ONE_AT_A_TIME = RLock()
+ONE_AT_A_TIME = RLock()  # of threads, which share all that is set here
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def repeatable(threads: int | None = None) -> Iterator[int]:
     Args:
         threads: How many to use; None: as many as there are.
     """
-    with _ONE_AT_A_TIME:
+    with ONE_AT_A_TIME:
         deterministic = torch.are_deterministic_algorithms_enabled()
         warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), _deterministic.fill_uninitialized_memory
         before, states = torch.get_num_threads(), (random.getstate(), np.random.get_state(), torch.get_rng_state())

@@ -10,7 +10,7 @@ they fit. At the end of each chapter the state is compared with the snapshot tha
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 from threading import RLock
 from typing import Any
 
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 
 from dualform.dual.state import stored_tensor
 from dualform.errors import RecipeError
+from dualform.recipe.beginning import check_batch, check_beginning, witness_of
 from dualform.recipe.recipe import Recipe
-from dualform.recipe.repeatable import repeatable
-from dualform.recipe.train import Options, RecordedTraining, check_beginning, plan_of
+from dualform.recipe.repeatable import ONE_AT_A_TIME, repeatable
+from dualform.recipe.train import Options, RecordedTraining, plan_of
 from dualform.recipe.training import Training
 from dualform.recorder.begin import Start
 from dualform.recorder.session import Session
@@ -102,7 +103,10 @@ class TrainedAgain:
         with self._lock:
             if part in self._cache:
                 self._cache.move_to_end(part)
-            else:
+                return self._cache[part]
+        # in this order, since whoever follows a training's progress, and so has the first lock, may ask
+        with ONE_AT_A_TIME, self._lock:
+            if part not in self._cache:
                 self._cache[part] = made = self._make(part)
                 part.remember(made)
                 while len(self._cache) > 1 and sum(map(_nbytes, self._cache.values())) > self._cache_bytes:
@@ -113,10 +117,9 @@ class TrainedAgain:
         try:
             with repeatable(self._threads):
                 live = self._at(part)
-                self._sink.begin(part.info.first_step)
+                self._sink.begin(part.info.first_step, part.info.last_step)
                 while live.session.steps < part.info.last_step:
-                    step = live.session.steps
-                    self._compare(step, part, live.take_step())
+                    self._compare(live.training, live.take_step())
                 live.session.seal()
         except BaseException:
             self._let_go()
@@ -125,7 +128,8 @@ class TrainedAgain:
         columns, columns_of_state = self._sink.take()
         state = StateInMemory(part.info, {f"{STATE}{name}": column for name, column in columns_of_state.items()})
         self._check_passes(part, columns)
-        self._check_state(part, state)
+        if live.session.steps == part.info.last_step:
+            self._check_state(part, state)
         return columns
 
     def _at(self, part: Part) -> RecordedTraining:
@@ -139,7 +143,7 @@ class TrainedAgain:
         start = self._snapshot_before(first, part)
         training.restore(start)
         while training.step * self._per_step < first:
-            self._compare(training.step * self._per_step, part, training.take_step())
+            self._compare(training, training.take_step())
         storage = self._run.manifest.storage
         options = Options(layers=[*self._layers], dtype=storage.dtype, provenance=False)
         plan = plan_of(training, options, self._threads)
@@ -171,23 +175,20 @@ class TrainedAgain:
             if replace(layer, stored=False) != self._layers[layer.name]:
                 raise RecipeError(f"layer {layer.name!r} of the recipe's model is not that of the run")
 
-    def _compare(self, step: int, part: Part, now: Witness) -> None:
+    def _compare(self, training: Training, now: Witness) -> None:
         """Raise for a batch of other examples; note a loss that is not what it was."""
-        before = Witness(part.chapter.loss(step), part.chapter.batch(step))
-        number = step // self._per_step
-        if now.batch != before.batch:
-            raise RecipeError(
-                f"batch({number}) has other examples than in training: the recipe is not that of {self._where}, its "
-                "data have changed, or its batches depend on more than the step"
-            )
+        number = training.step - 1
+        before = witness_of(self._run, training, number)
+        check_batch(self._run, number, before, now)
         if now.loss != before.loss and self._doubt is None:
             self._doubt = f"step {number} has a loss of {now.loss:.9g}, and had {before.loss:.9g}"
 
     def _check_passes(self, part: Part, columns: Mapping[str, Array]) -> None:
         """Raise unless as many rows went through each layer as in training."""
         for layer in self._layers:
-            for name in (slot_tensor(layer, "pass_step"), slot_tensor(layer, "pass_rows")):
-                if not np.array_equal(columns.get(name, np.empty(0)), part[name] if part.slots(layer) else np.empty(0)):
+            for name in (slot_tensor(layer, column) for column in ("pass_step", "pass_rows", "extents")):
+                stored = part[name] if part.slots(layer) and name in part else np.empty(0)
+                if not np.array_equal(columns.get(name, np.empty(0)), stored):
                     self._let_go()
                     raise RecipeError(
                         f"other rows went through layer {layer!r} in steps {part.info.first_step:,} to "
@@ -245,7 +246,8 @@ def _distance(chapter: Shard, state: StateInMemory, name: str) -> float:
     start = stored_tensor(before, name).double() if before is not None and there else torch.zeros_like(stored).double()
     change = float((stored.double() - start).norm())
     distance = float((now.double() - stored.double()).norm())
-    return distance / change if change else distance
+    share = distance / change if change else distance
+    return share if isfinite(share) else inf
 
 
 def _nbytes(held: Mapping[str, Array] | StateInMemory) -> int:
@@ -269,7 +271,7 @@ class _Sink:
         self._layers = [*layers]
         self._steps: list[StepRecord] = []
         self._sealed_steps: list[StepRecord] = []
-        self._first = 0
+        self._first = self._last = 0
         self._sealed: tuple[Mapping[str, Array], Mapping[str, Column]] = {}, {}
 
     dropped: Mapping[str, int] = {}
@@ -284,8 +286,9 @@ class _Sink:
         """Put together what has come; memory of rows is not given back, since columns may lie in it."""
         self._sealed, self._sealed_steps, self._steps = (self._columns(), state), self._steps, []
 
-    def begin(self, step: int) -> None:
-        self._first = step
+    def begin(self, first: int, last: int) -> None:
+        """Wait for steps [first, last); an error may have ended a training between two optimisers' steps."""
+        self._first, self._last = first, last
 
     @property
     def residuals(self) -> dict[int, float]:
@@ -300,8 +303,9 @@ class _Sink:
 
     def _columns(self) -> Mapping[str, Array]:
         columns: dict[str, Column] = {}
+        steps = self._steps[: self._last - self._first]
         for layer in self._layers:
-            numbered = enumerate(self._steps, start=self._first)
+            numbered = enumerate(steps, start=self._first)
             passes = [(number, rows) for number, step in numbered for rows in step.rows.get(layer, ())]
             if passes:
                 columns |= slot_columns(layer, passes, sparse=False) | _key_columns(layer, [rows for _, rows in passes])

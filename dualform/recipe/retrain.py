@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
+from dualform.recipe.beginning import check_batch, check_beginning, compare_first_steps, witness_of
 from dualform.recipe.recipe import ID, Batch, Recipe
 from dualform.recipe.repeatable import repeatable
 from dualform.recipe.replay import TrainedAgain
-from dualform.recipe.train import SLOTS, SNAPSHOTS, Options, check_beginning, train
+from dualform.recipe.train import SLOTS, SNAPSHOTS, Options, train
 from dualform.recipe.training import Training
 from dualform.slots import Condition, condition
 from dualform.store import Run
@@ -86,8 +87,10 @@ class Weights:
 
 
 def _checked(run: Run, weights: Mapping[Any, float]) -> dict[Any, float]:
+    if not isinstance(weights, Mapping):
+        raise QueryError(f"weights are those of examples by their ids, such as {{3: 0.5}}, not {weights!r}")
     for one, weight in weights.items():
-        if not (isinstance(weight, int | float) and isfinite(weight) and 0 <= weight <= 1):
+        if not (isinstance(weight, int | float | np.floating | np.integer) and isfinite(weight) and 0 <= weight <= 1):
             raise QueryError(f"the weight of an example is between 0 and 1, not {weight!r} (of {one!r})")
     (known,) = condition(run, {ID: list(weights)}, inverted=False).values.values()
     return dict(zip(known, map(float, weights.values()), strict=True))
@@ -135,13 +138,15 @@ def retrain(run: Run, weigh: Weights, progress: Progress = lambda step, steps: N
     with repeatable(repetition.threads):
         training = Training(recipe)
         check_beginning(run, training)
+        compare_first_steps(run, training)
         first = first_difference(recipe, weigh, steps) * repetition.optimizers
         whole = [step for step in run.sealed if step <= first and step % repetition.optimizers == 0]
         training.restore(run.sealed[max(whole)])
         training.recipe = weighed(recipe, weigh)
         begun = training.step
         while training.step < steps:
-            training.take_step()
+            before = witness_of(run, training, training.step)
+            check_batch(run, training.step, before, training.take_step())
             progress(training.step - begun, steps - begun)
     return training.model.eval()
 

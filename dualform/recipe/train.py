@@ -4,7 +4,7 @@ Where slots are not stored, nothing is kept of a step but its ledger lines, its 
 are made again from the snapshot before them (replay.py).
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from math import ceil
@@ -12,22 +12,22 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Self
 
-import torch
 from torch import nn
 
 from dualform.errors import RecipeError, RunError, RunExists, UnknownName
+from dualform.recipe.beginning import check_beginning, compare_first_steps
 from dualform.recipe.recipe import Recipe, StepBatch
 from dualform.recipe.repeatable import repeatable
 from dualform.recipe.training import Training
 from dualform.recorder.arguments import as_place
 from dualform.recorder.begin import Start
-from dualform.recorder.layers import Names
+from dualform.recorder.layers import Names, fitting
 from dualform.recorder.plan import RecordingPlan, make_plan, registered_rule
 from dualform.recorder.session import Session
 from dualform.recorder.tags import Tags
 from dualform.store import Backend, Run, Storage
 from dualform.store.chapter import Witness
-from dualform.store.schema import Repetition
+from dualform.store.schema import MAX_THREADS, PRECISIONS, Repetition
 
 SLOTS, SNAPSHOTS = "slots", "snapshots"
 # Where slots are not stored, a snapshot is a small part of the bytes that they would take,
@@ -60,33 +60,56 @@ class Options:
                 raise UnknownName("option of Recipe.train", name, known)
         return cls(**options)
 
-    def stored(self) -> list[str]:
-        """Return patterns of the layers whose slots are stored."""
-        by_pattern = {"*": self.keep} if isinstance(self.keep, str) else dict(self.keep)
-        for kept in by_pattern.values():
+    def __post_init__(self) -> None:
+        for name, most in (("every", None), ("threads", MAX_THREADS)):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if value is not None and not (whole and (most is None or value <= most)):
+                limits = "at least 1" if most is None else f"between 1 and {most:,}"
+                raise RecipeError(f"{name} must be a whole number, {limits}, not {value!r}")
+        if self.dtype not in (None, *PRECISIONS):
+            raise RecipeError(f"dtype must be one of {', '.join(PRECISIONS)}, not {self.dtype!r}")
+        if not callable(self.progress):
+            raise RecipeError(f"progress must be a function of the number of a finished step, not {self.progress!r}")
+        for kept in self._kept.values():
             if kept not in (SLOTS, SNAPSHOTS):
                 raise RecipeError(f'keep must be "slots" or "snapshots", or say which for patterns of layers: {kept!r}')
-        return [pattern for pattern, kept in by_pattern.items() if kept == SLOTS]
+
+    @property
+    def _kept(self) -> Mapping[str, Any]:
+        """What is kept of layers, by pattern."""
+        return self.keep if isinstance(self.keep, Mapping) else {"*": self.keep}
+
+    def stored(self, layers: Sequence[str]) -> list[str]:
+        """Return the layers whose slots are stored: the first pattern that fits a layer counts, and else they are."""
+        left, stored = [*layers], []
+        for pattern, kept in self._kept.items():
+            (names,) = fitting(pattern, layers).values()
+            if not names.intersection(left):
+                raise RecipeError(f"keep: patterns before {pattern!r} have said what is kept of all layers it fits")
+            stored += [name for name in left if name in names and kept == SLOTS]
+            left = [name for name in left if name not in names]
+        return stored + left
 
 
 class RecordedTraining:
     """A training whose steps a session follows."""
 
     def __init__(self, training: Training, session: Session, seals: "Seals | None" = None) -> None:
-        self._training, self.session, self._seals = training, session, seals
+        self.training, self.session, self._seals = training, session, seals
 
     @property
     def model(self) -> nn.Module:
-        return self._training.model
+        return self.training.model
 
     @property
     def step(self) -> int:
         """How many steps of the recipe were taken."""
-        return self._training.step
+        return self.training.step
 
     def take_step(self) -> Witness:
         """Take one step of the recipe."""
-        witness = self._training.take_step(self)
+        witness = self.training.take_step(self)
         if self._seals is not None:
             self._seals.after(self.step)
         return witness
@@ -109,7 +132,8 @@ def plan_of(training: Training, options: Options, threads: int) -> RecordingPlan
     plan = make_plan(
         training.model, optimizers, options.layers, options.exclude, Storage(dtype), options.about, options.provenance
     )
-    return plan.of_recipe(Repetition(recipe.seed, threads, len(optimizers)), options.stored(), training.carried)
+    stored = options.stored([layer.name for layer in plan.layers])
+    return plan.of_recipe(Repetition(recipe.seed, threads, len(optimizers)), stored, training.carried)
 
 
 def train(recipe: Recipe, path: str | Path | Backend, steps: int, options: Options) -> nn.Module:
@@ -127,7 +151,6 @@ def recorded(recipe: Recipe, path: str | Path | Backend, steps: int, options: Op
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise RecipeError(f"steps must be a whole number, at least 1, not {steps!r}")
     where = as_place(path)
-    options.stored()  # raises now, and not when a model was made
     run = None if options.overwrite else _unfinished(where, steps, recipe)
     with repeatable(run.manifest.recipe.threads if run and run.manifest.recipe else options.threads) as threads:
         training = Training(recipe)
@@ -135,6 +158,7 @@ def recorded(recipe: Recipe, path: str | Path | Backend, steps: int, options: Op
         start = Start(where, options.overwrite)
         if run is not None:
             check_beginning(run, training)
+            compare_first_steps(run, training)
             last = max(step for step in run.sealed if step % len(training.optimizers) == 0)
             training.restore(run.sealed[last])
             start = Start(where, resume=last)
@@ -143,6 +167,7 @@ def recorded(recipe: Recipe, path: str | Path | Backend, steps: int, options: Op
             yield RecordedTraining(training, session, Seals(session, plan, steps, options))
         except BaseException as error:
             ended = type(error)
+            training.settle(session.steps)
             raise
         finally:
             session.close(ended)
@@ -199,25 +224,3 @@ def _unfinished(where: Path | Backend, steps: int, recipe: Recipe) -> Run | None
             "overwrite=True to replace it"
         )
     return run
-
-
-def check_beginning(run: Run, training: Training) -> None:
-    """Raise unless a recipe makes the model that a run began with, and batches of the same examples."""
-    first, repetition = run.shards[0], run.manifest.recipe
-    assert repetition is not None
-    if repetition.optimizers != len(training.optimizers):
-        raise RecipeError(
-            f"the recipe has {len(training.optimizers)} optimisers, the run was trained with {repetition.optimizers}"
-        )
-    fresh = [(name, tensor.detach().clone()) for name, tensor in training.model.named_parameters()]
-    training.restore(first)
-    for name, tensor in fresh:
-        if not torch.equal(tensor, dict(training.model.named_parameters())[name].detach()):
-            raise RecipeError(
-                f"the recipe makes a model whose {name!r} is not what {run.backend.describe()} began with: another "
-                "seed, or another initialisation"
-            )
-    if run.chapters:
-        _, shard = run.chapters[0]
-        if training.recipe.batch_of(0).digest != shard.batch(0):
-            raise RecipeError(f"batch(0) has other examples than {run.backend.describe()} was trained on in step 0")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.dual.state import stored_tensor
-from dualform.errors import RecipeError, RunError
+from dualform.errors import DualformError, RecipeError, RunError
 from dualform.kinds.names import named_buffers, named_parameters
 from dualform.random_state import RANDOM
 from dualform.recipe.carried import PREFIX, as_state, detached, from_tensors
@@ -61,6 +61,8 @@ class Training:
         self._rates = [[group.get("lr") for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._carried: Any = None
         self._carried_on: Any = None  # by the step that is being taken
+        self._buffers: dict[str, Tensor] = {}  # copies of the model's, from before that step
+        self._restored_from: str | None = None  # the snapshot from which no step was taken yet
         self.step = 0
 
     def carried(self) -> State:
@@ -78,6 +80,7 @@ class Training:
 
     def _take_step(self, listener: Listener) -> Witness:
         recipe, step = self.recipe, self.step
+        self._buffers = {name: buffer.clone() for name, buffer in named_buffers(self.model)}
         batch = recipe.batch_of(step)
         weights = None if recipe.weigh is None else _checked_weights(recipe.weigh(batch.content), batch)
         self._schedule()
@@ -94,12 +97,42 @@ class Training:
         witness = Witness(total, batch.digest)
         listener.before_step(witness)
         for optimizer in self.optimizers:
-            optimizer.step()
-        self._carried = self._carried_on  # not before: an interrupt may come
+            self._step(optimizer)
+        self._restored_from = None
+        self._finish_step()
         for parameter in self._parameters:
             parameter.grad = None
-        self.step += 1
         return witness
+
+    def _step(self, optimizer: Optimizer) -> None:
+        try:
+            optimizer.step()
+        except (RuntimeError, LookupError, TypeError, ValueError) as error:
+            if self._restored_from is None or isinstance(error, DualformError):
+                raise
+            raise RecipeError(
+                f"{type(optimizer).__name__} cannot go on from the state in {self._restored_from}: {error}"
+            ) from error
+
+    def _finish_step(self) -> None:
+        # no calls between these lines, nor anything else at which an interrupt may come
+        self._carried = self._carried_on
+        self._buffers = {}
+        self.step += 1
+
+    def settle(self, taken: int) -> None:
+        """Leave no half of a step that an error has ended: what a forward pass alone has changed is as it was before.
+
+        Args:
+            taken: How many steps the optimisers have taken, all together.
+        """
+        before = self.step * len(self.optimizers)
+        if taken == before:
+            with torch.no_grad():
+                for name, buffer in named_buffers(self.model) if self._buffers else ():
+                    buffer.copy_(self._buffers[name])
+        elif taken == before + len(self.optimizers):
+            self._finish_step()
 
     def _loss(self, batch: StepBatch, weights: Tensor | None, examples: int) -> Tensor:
         """Return the share of a part of the batch in the step's loss: sum(w l) / n."""
@@ -148,7 +181,7 @@ class Training:
         self._carried = from_tensors(
             {name.removeprefix(prefix).removeprefix("/"): stored_tensor(snapshot, name) for name in carried}
         )
-        self.step = snapshot.info.last_step // len(self.optimizers)
+        self.step, self._restored_from = snapshot.info.last_step // len(self.optimizers), snapshot.path
 
     def _restore_optimizer(self, snapshot: Shard, number: int, optimizer: Optimizer) -> None:
         optimizer.state.clear()
@@ -182,13 +215,16 @@ def _with_state(returned: Any) -> tuple[Tensor, Any]:
 
 def _check_losses(losses: Any, batch: StepBatch) -> None:
     if not isinstance(losses, Tensor):
-        raise RecipeError(f"losses must return a tensor, (batch, ...), not {type(losses).__name__}")
+        state = ", unless it takes a third argument, without a default: the state" if isinstance(losses, tuple) else ""
+        raise RecipeError(f"losses must return a tensor, (batch, ...), not {type(losses).__name__}{state}")
     if losses.dim() == 0 or len(losses) != len(batch):
         mean = ', not their mean: reduction="none"' if losses.dim() == 0 else ""
         raise RecipeError(
             f"losses must return a loss for each of the {len(batch)} examples, or each of their tokens{mean}; got "
             f"shape {tuple(losses.shape)}"
         )
+    if not losses.requires_grad:
+        raise RecipeError("losses do not depend on any trainable parameter, so that nothing can be learned of them")
 
 
 def _checked_weights(weights: Any, batch: StepBatch) -> Tensor:

@@ -160,9 +160,7 @@ def make_plan(
         software=f"torch {torch.__version__}, python {sys.version.split()[0]}",
         storage=storage,
         optimizers=tuple(
-            Description(_registered_name(optimizer), rule.columns)
-            if rule
-            else Description(type(optimizer).__name__, ())
+            Description(optimizer_name(optimizer), rule.columns) if rule else Description(type(optimizer).__name__, ())
             for optimizer, rule in zip(optimizers, rules, strict=True)
         ),
         layers=tuple(layer.description for layer in chosen),
@@ -179,10 +177,10 @@ def make_plan(
 
 def registered_rule(optimizer: Optimizer) -> Rule:
     """Return the algebra of an optimiser; raises if its class is not registered."""
-    return RULES[_registered_name(optimizer)]
+    return RULES[optimizer_name(optimizer)]
 
 
-def _registered_name(optimizer: Optimizer) -> str:
+def optimizer_name(optimizer: Optimizer) -> str:
     """Return the name of the registered class that an optimiser is of, or derived from without a step of its own."""
     own, base = type(optimizer), registered_base(type(optimizer))
     own_name = f"{own.__module__}.{own.__name__}"

@@ -8,7 +8,7 @@ with a loop is mostly so from the start, later ones a few at a time.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
@@ -34,7 +34,7 @@ from dualform.recorder.evidence import (
     view_gradients,
 )
 from dualform.recorder.exchange import exchange, own_part
-from dualform.recorder.layers import SEED
+from dualform.recorder.layers import SEED, RecordedLayer
 from dualform.recorder.merge import Merger, tagged_keys
 from dualform.recorder.plan import RecordedOptimizer, RecordingPlan
 from dualform.recorder.provenance.follow import Provenance
@@ -300,11 +300,13 @@ class Session:
             self.writer.check()
             layers, idle = [], set()
             unstored: dict[str, Mapping[int, UnstoredPass]] = {}
+            with_gradients: list[tuple[RecordedLayer, Iterable[int]]] = []
             for layer in (layer for layer in stepped.layers if layer.name in self._recorded):
                 if not layer.description.stored:
                     unstored[layer.name] = self._captures.take_unstored(layer.name)
                     with_uses = zip(layer.description.trained, trained_parameters(layer), strict=True)
                     idle |= {use.parameter.name for use, parameter in with_uses if parameter.grad is None}
+                    with_gradients.append((layer, range(len(layer.description.trained))))
                     continue
                 seen = self._before.views.get(layer.name)
                 if seen is None or not self._before.final:
@@ -313,11 +315,12 @@ class Session:
                 passes = self._captures.take(layer.name)
                 if view.stepped:
                     layers.append(LayerEvidence(layer, view, passes))
+                    with_gradients.append((layer, view.stepped))
                 idle |= {use.parameter.name for i, use in enumerate(layer.description.trained) if i not in view.stepped}
             gradients = self._before.gradients or self._account.gradients(stepped)
             hooks, own = optimizer._optimizer_step_pre_hooks, self._before_hooks[stepped.number].id
             hooks[own] = hooks.pop(own)  # last again: a hook that was added since may change gradients
-            accounts = self._account.take(gradients)._replace(remainders=self._remainders(stepped, layers))
+            accounts = self._account.take(gradients)._replace(remainders=self._remainders(stepped, with_gradients))
             idle |= {name for name, gradient in gradients.items() if gradient is None}
             lines = {name: (float(name not in idle), *line) for name, line in self._before.lines.items()}
             due = self._pending.add(StepEvidence(lines, layers, accounts, unstored, self.witness))
@@ -332,16 +335,23 @@ class Session:
             raise
         self._stepping = False
 
-    def _remainders(self, stepped: RecordedOptimizer, layers: Sequence[LayerEvidence]) -> dict[str, Column]:
-        """Return what the optimiser's own rounding has added to each parameter that it has just stepped."""
+    def _remainders(
+        self, stepped: RecordedOptimizer, layers: Iterable[tuple[RecordedLayer, Iterable[int]]]
+    ) -> dict[str, Column]:
+        """Return what the optimiser's own rounding has added to each parameter that it has just stepped.
+
+        Args:
+            stepped: The optimiser.
+            layers: Its layers, and which of their trained uses are looked at.
+        """
         if stepped.rule is None or stepped.rule.remainder is None:
             return {}
         dtype = torch.float64 if self._plan.storage.dtype == "float64" else torch.float16
         remainders = {}
-        for evidence in layers:
-            parameters = trained_parameters(evidence.layer)
-            for i in evidence.view.stepped:
-                name, parameter = evidence.layer.description.trained[i].parameter.name, parameters[i]
+        for layer, uses in layers:
+            parameters = trained_parameters(layer)
+            for i in uses:
+                name, parameter = layer.description.trained[i].parameter.name, parameters[i]
                 if name not in remainders and parameter.grad is not None:
                     line = dict(zip(stepped.rule.columns, self._before.lines[name], strict=True))
                     state = stepped.optimizer.state[parameter]

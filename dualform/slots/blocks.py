@@ -298,7 +298,7 @@ class Block:
     def values(self) -> Tensor:
         """(slots, d_out)"""
         layer, shard = self._of.layer, self._piece.shard
-        if slot_tensor(layer.name, "values") not in shard:
+        if not self._of.run.manifest.storage.values:
             raise NotRecorded(f"{keys_only(self._of.run)}: no values")
         return self._scaled(torch.from_numpy(shard.values(layer, self._rows)).to(self.dtype), "value")
 

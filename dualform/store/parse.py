@@ -7,6 +7,7 @@ from dualform.errors import RunError
 from dualform.store.geometry import Geometry
 from dualform.store.schema import (
     MAX_RANKS,
+    MAX_THREADS,
     PRECISIONS,
     VERSION,
     KeyLayout,
@@ -91,13 +92,18 @@ def _read_manifest(content: Any, where: str) -> Manifest:
         raise ValueError("one of its other parameters has an optimiser that it does not describe")
     if manifest.recipe is None and not all(layer.stored for layer in manifest.layers):
         raise ValueError("slots are to be made again, and it has no recipe")
+    if manifest.recipe is not None and (manifest.recipe.optimizers != len(optimizers) or manifest.world > 1):
+        raise ValueError("its recipe is not one of these optimisers, in one process")
     _check_layers(manifest)
     return manifest
 
 
 def _read_repetition(content: Any) -> Repetition:
     with Document(content, "a recipe") as entry:
-        return Repetition(entry.count("seed"), entry.count("threads", 1), entry.count("optimizers", 1))
+        recipe = Repetition(entry.count("seed"), entry.count("threads", 1), entry.count("optimizers", 1))
+    if recipe.threads > MAX_THREADS:
+        raise ValueError(f"a recipe wants {recipe.threads} threads, more than {MAX_THREADS}")
+    return recipe
 
 
 def _read_storage(described: dict[str, Any]) -> Storage:

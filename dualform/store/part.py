@@ -22,6 +22,7 @@ from dualform.store.shard_file import Column
 
 Array = NDArray[Any]
 
+_MAX_PIXELS = 1 << 53
 _OF_PASSES = ("pass_step", "pass_rows", "extents")  # that are stored
 _SMALL = ("factors", "pass_precision")  # with an entry for each pass
 _NEVER = ("key_index", "value_mask", "visits")  # ways to store less
@@ -88,8 +89,12 @@ class Part(Shard):
         geometry, slots = self._layers[layer].keys.geometry, self.slots(layer)
         if geometry is None or not slots:
             return slots
-        pairs = zip(self[slot_tensor(layer, "extents")].tolist(), self.passes(layer)[1].tolist(), strict=True)
-        return sum(rows // max(prod(geometry.positions(tuple(sizes))), 1) * prod(sizes) for sizes, rows in pairs)
+        name = slot_tensor(layer, "extents")
+        pairs = zip(self[name].tolist(), self.passes(layer)[1].tolist(), strict=True)
+        pixels = [rows // max(prod(geometry.positions(tuple(sizes))), 1) * prod(sizes) for sizes, rows in pairs]
+        if self[name].min() < 1 or sum(pixels) > _MAX_PIXELS:
+            raise RunError(f"{self.path} is a corrupt shard: {name} are not those of maps")
+        return sum(pixels)
 
     def key_index(self, layer: Layer, stored: int) -> Array | None:
         """Return None: keys are in order, and those that come again are there again."""

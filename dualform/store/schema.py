@@ -20,6 +20,7 @@ VERSION = 7
 MANIFEST = "manifest.json"
 LOCK = "writer.lock"
 MAX_RANKS = 10_000  # processes that record one run
+MAX_THREADS = 4096  # that a recipe may want
 RESERVED = ("slot", "step", "query", "rank", "score", "coefficient", "visits")  # columns of every table, never tags
 MAX_HEADER_BYTES = 100_000_000  # of a shard, as safetensors has it; and of a manifest
 EXPONENTS = range(-126, 128)  # of the powers of two that a float32 has

@@ -180,8 +180,8 @@ class Shard:
         """Return how many slots of a layer it has."""
         index = slot_tensor(layer, "key_index")
         if slot_tensor(layer, "keys") not in self:
-            rows = slot_tensor(layer, "pass_rows")
-            return int(self[rows].sum()) if rows in self else 0
+            tags = [tag_tensor(layer, tag) for tag in self.info.tags]  # each has a row for each slot
+            return self.length(tags[0]) if slot_tensor(layer, "pass_rows") in self else 0
         if slot_tensor(layer, "extents") not in self:
             return self.length(index) if index in self else self.key_rows(layer)
         columns = [slot_tensor(layer, name) for name in ("value_mask", "values")]  # with a row for each slot
@@ -234,6 +234,8 @@ class Shard:
         assert geometry is not None
         if layer.name in self._maps:
             return self._maps[layer.name]
+        if slot_tensor(layer.name, "keys") not in self:
+            raise NotRecorded(REPEATABLE)
         extents, (_, slots), stored = self[name], self.passes(layer.name), self.key_rows(layer.name)
         self._check_within(extents, 1, stored + 1, name)
         pixels = np.zeros(len(slots), dtype=np.int64)

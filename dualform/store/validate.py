@@ -33,6 +33,7 @@ from dualform.store.schema import (
 )
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_MAX_DEPTH = 100  # of tuples in a state that is handed on
 _TAGS = {
     "int": ("I64", "I32", "I16", "I8"),
     "string": ("I64", "I32", "I16", "I8"),
@@ -65,6 +66,8 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             table.take(audit_tensor(layer.name), ("F32",), (steps,))
         if slot_tensor(layer.name, "pass_step") in table:
             slots = _take_slots(table, layer, manifest.storage, info) if layer.stored else _take_passes(table, layer)
+            if not info.tags and not layer.stored:
+                raise ValueError(f"nothing says how many slots of {layer.name} there are")
             _take_tags(table, layer, info, slots)
             if manifest.storage.merge not in (None, *info.tags):
                 raise ValueError(f"its slots do not have the tag they were merged by: {manifest.storage.merge!r}")
@@ -82,6 +85,7 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
         # what is constant is in the first snapshot, and again where it has changed all the same
         if parameter.trained or info.index == 0 or state_tensor(parameter.name) in table:
             table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
+    table.take_carried(with_recipe=manifest.recipe is not None)
     table.end()
 
 
@@ -134,11 +138,33 @@ class _Table:
                 raise ValueError(f"{name} does not have a row for each of {rows} steps")
             del self._left[name]
 
+    def take_carried(self, *, with_recipe: bool) -> None:
+        """Take what a recipe hands on: a tensor, or the entries of a tuple, numbered from 0 on."""
+        tree: dict[str, Any] = {}
+        node: Any
+        for name in [name for name in self._left if name.startswith(STATE_CARRIED)]:
+            node, (*way, last) = tree, name.removeprefix(STATE_CARRIED).split("/")
+            for entry in way[:_MAX_DEPTH]:
+                node = node.setdefault(entry, {}) if isinstance(node, dict) else None
+            if not with_recipe or len(way) > _MAX_DEPTH or node is None or last in node:
+                raise ValueError(f"{name} does not belong there")
+            node[last] = None
+            del self._left[name]
+        if tree and not ({*tree} == {"value"} and _is_state(tree["value"])):
+            raise ValueError(f"{STATE_CARRIED} is not a tensor, or tuples of them")
+
     def end(self, state: bool = True) -> None:
         """Raise if anything is left but state: other parameters, buffers, an optimiser's own. Or anything at all."""
         for name in self._left:
-            if not (state and name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS, STATE_CARRIED))):
+            if not (state and name.startswith((STATE_PARAMETERS, STATE_BUFFERS, STATE_OPTIMIZERS))):
                 raise ValueError(f"{name} does not belong there")
+
+
+def _is_state(node: dict[str, Any] | None) -> bool:
+    """Return whether a node is a tensor, or has its entries numbered from 0 on."""
+    if node is None:
+        return True
+    return {*node} == {*map(str, range(len(node)))} and all(map(_is_state, node.values()))
 
 
 def _take_accounts(table: _Table, manifest: Manifest, steps: int) -> None:

@@ -8,6 +8,7 @@ them. What is asked of them is in `ask`, and what was answered beside them, in a
 
 import json
 import sys
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 import dualform
 from dualform.algebra import RULES
@@ -32,9 +34,9 @@ from dualform.store import (
     Storage,
     Use,
 )
-from dualform.store.chapter import Accounts
+from dualform.store.chapter import Accounts, Witness
 from dualform.store.geometry import Geometry
-from dualform.store.schema import OtherParameter
+from dualform.store.schema import OtherParameter, Repetition
 
 Array = NDArray[Any]
 State = dict[str, Array]
@@ -86,6 +88,10 @@ def manifest(storage: Storage, optimizer: Optimizer, *layers: Layer) -> Manifest
 def initial(layers: tuple[Layer, ...]) -> State:
     parameters = (use.parameter for layer in layers for use in layer.uses)
     return {one.name: numbers(*one.shape, seed=i) for i, one in enumerate(parameters)}
+
+
+def initial_state(layers: tuple[Layer, ...]) -> State:
+    return {f"parameters/{name}": array for name, array in initial(layers).items()}
 
 
 def columns(state: Mapping[str, Array]) -> dict[str, Column]:
@@ -266,6 +272,68 @@ def merged(path: Path) -> None:
     writer.abandon()
 
 
+class Made(nn.Module):
+    """A layer whose slots are made again, and one whose are stored."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.words = nn.Linear(3, 2, dtype=torch.float64), nn.Embedding(4, 2, dtype=torch.float64)
+        weights = initial(MADE_AGAIN)
+        self.load_state_dict({name: torch.from_numpy(weights[name]) for name in self.state_dict()})
+
+
+def batch(step: int) -> dict[str, Any]:
+    """Two examples, what they are to be multiplied with, and an error for each of both layers."""
+    words = [step, 0]
+    return {
+        "id": [2 * step, 2 * step + 1], "label": [step, 1], "x": torch.from_numpy(numbers(2, 3, seed=step % 2)),
+        "words": torch.tensor(words), "errors": torch.from_numpy(numbers(2, 2, seed=step)),
+    }  # fmt: skip
+
+
+def losses(model: nn.Module, of: Mapping[str, Any]) -> torch.Tensor:
+    """Linear in all weights, so that gradients are exact: twice the errors, for the mean of two."""
+    assert isinstance(model, Made)
+    each: torch.Tensor = ((model.fc(of["x"]) + model.words(of["words"])) * of["errors"] * 2).sum(1)
+    return each
+
+
+MADE_AGAIN = (replace(FC, stored=False), EMBEDDING)
+RECIPE = dualform.Recipe(
+    Made, lambda model: torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5, weight_decay=0.25), batch, losses,
+    tags=["label"],
+)  # fmt: skip
+
+
+def made_again(path: Path) -> None:
+    """Four steps in two chapters, of a recipe: slots of one layer are made again, and both have the same tags."""
+    about = replace(
+        manifest(Storage("float32"), Optimizer("SGD", RULES["SGD"].columns), *MADE_AGAIN), recipe=Repetition(0, 1)
+    )
+    state = initial_state(MADE_AGAIN)
+    writer = RunWriter.begin(path, about, columns(state), 1 << 20, overwrite=False)
+    for step in range(4):
+        of = batch(step)
+        x, errors, words = of["x"].numpy(), of["errors"].numpy(), np.eye(4)[of["words"].numpy()]
+        weights = [state[f"parameters/{name}"] for name in ("fc.weight", "fc.bias", "words.weight")]
+        loss = float(((x @ weights[0].T + weights[1] + words @ weights[2]) * errors).sum())
+        gradient = {"fc.weight": errors.T @ x, "fc.bias": errors.sum(axis=0), "words.weight": words.T @ errors}
+        ledger = {name: sgd(name, state, of_parameter) for name, of_parameter in gradient.items()}
+        tags = {"id": np.array(of["id"]), "label": np.array(of["label"])}
+        made = Rows(None, None, None, None, np.empty(0), tags, may_repeat=False, slots=2)
+        stored = Rows(
+            keys=of["words"].numpy().astype(np.int32)[:, None], key_exponent=None, values=errors.astype(np.float32),
+            value_exponent=None, factors=np.ones(1), tags=tags, may_repeat=False,
+        )  # fmt: skip
+        witness = Witness(loss, zlib.crc32(np.array(of["id"], dtype=np.int64).tobytes()))
+        residual = {"fc": float("nan"), "words": 0.0}
+        record = StepRecord(ledger, residual, {"fc": [made], "words": [stored]}, witness=witness)
+        writer.append(record, {"id": "int", "label": "int"})
+        if step == 1:
+            writer.seal(columns(state))
+    writer.close(columns(state), "complete")
+
+
 RUNS: dict[str, Callable[[Path], None]] = {
     "sgd": lambda path: trained(path, "SGD", "float16", sgd, FC, EMBEDDING, LSTM),
     "adam": lambda path: trained(path, "Adam", "float32", adam, FC),
@@ -273,12 +341,13 @@ RUNS: dict[str, Callable[[Path], None]] = {
     "rest": rest,
     "zeros": lambda path: trained(path, "SGD", "float16", sgd, WIDE),
     "maps": maps,
+    "made_again": made_again,
 }
 
 
 def ask(path: Path) -> dict[str, Any]:
     """Some of everything that can be asked of a run."""
-    memory = dualform.load(path)
+    memory = dualform.load(path, RECIPE if path.name == "made_again" else None)
     certificate = memory.verify()
     found: dict[str, Any] = {"steps": memory.steps, "exact": certificate.ok, "tags": memory.tags, "about": memory.about}
     for name in memory.layers:
@@ -288,9 +357,13 @@ def ask(path: Path) -> dict[str, Any]:
         found[name] = {"top": layer.top(3, per=tag).to_dict(), "total": layer.total(by=tag).to_dict()}
         if memory.merged_by is None:
             found[name]["output"] = layer.output().tolist()
-            left_out = {"task": "a"} if "task" in memory.tags else {"label": 1 if name in ("conv", "norm") else None}
+            one = 1 if path.name in ("maps", "made_again") else None
+            left_out = {"task": "a"} if "task" in memory.tags else {"label": one}
             muted = memory.without(**left_out).weights(name)
             found[name]["without"] = {parameter: weight.tolist() for parameter, weight in muted.items()}
+    if path.name == "made_again":
+        retrained = memory.retrain(without={"id": 3})
+        found["retrained"] = {name: weight.tolist() for name, weight in retrained.named_parameters()}
     found["coverage"], found["notes"] = str(memory.coverage), memory.notes
     return found
 

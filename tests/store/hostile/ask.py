@@ -8,15 +8,18 @@ included. Only dualform's own errors become a `Refused`; anything else escapes.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+import dualform
 from dualform import Memory, store
 from dualform.attention.spotlight import LayerSpotlight
 from dualform.errors import DualformError, RunError
+from dualform.recipe.replay import TrainedAgain
 from dualform.store import Run
 
 UNREAD = "(what was not read)"  # stands for the reason, which is compared by itself
@@ -38,10 +41,12 @@ Answers = Mapping[str, str | Refused]
 Question = Callable[[], Any]
 
 
-def everything(path: Path, *, thorough: bool = True) -> dict[str, str | Refused]:
+def everything(path: Path, *, thorough: bool = True, recipe: dualform.Recipe | None = None) -> dict[str, str | Refused]:
     """The answers, and what was not read."""
     try:
-        run = Run(path)  # as dualform.load does, which also warns of what was not read
+        run = Run(
+            path, None if recipe is None else partial(TrainedAgain, recipe, 1 << 20)
+        )  # as dualform.load does, which also warns of what was not read
         return answers_of(run, thorough=thorough)
     except DualformError as error:
         return {"load": Refused.by(error)}

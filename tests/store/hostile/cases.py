@@ -10,9 +10,10 @@ from typing import Any
 from tests.store.hostile.documents import DOCUMENTS
 from tests.store.hostile.layers import LAYERS, STEPS
 from tests.store.hostile.masks import MASKS
+from tests.store.hostile.recipes import RECIPES
 from tests.store.hostile.tensors import NUMBERS
 
-SIGNED = [*DOCUMENTS, *LAYERS, *STEPS, *NUMBERS, *MASKS]
+SIGNED = [*DOCUMENTS, *LAYERS, *STEPS, *NUMBERS, *MASKS, *RECIPES]
 
 NO_FILES_OF_ITS_OWN: Sequence[Any] = (
     "../outside.npy", "../../etc/passwd", "/etc/passwd", "/dev/zero", "a/b.npy", "a\\b.npy", "C:x.npy", "", ".", "..",

@@ -165,9 +165,59 @@ def untagged(path: Path) -> None:
     forged.write(path)
 
 
+class _Handing(nn.Module):
+    """Two layers, and a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(2, 2), nn.Linear(2, 1)
+
+    def forward(self, given: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = self.inner(given) + state
+        return self.outer(hidden), hidden
+
+
+def _handed_on(model: nn.Module, batch: Any, state: Any) -> Any:
+    out, hidden = model(batch["x"], torch.zeros(2, 2) if state is None else state[0])
+    return out.square(), (hidden, (hidden[0],))
+
+
+def _of_recipe(step: int) -> dict[str, Any]:
+    x = torch.randn(2, 2, generator=torch.Generator().manual_seed(step))
+    return {"id": torch.arange(2), "x": x, "i": torch.arange(2), "s": ["a", "b"], "t": [True, False]}
+
+
+def _pooled(model: nn.Module, batch: Any) -> Tensor:
+    out: Tensor = model(batch["x"].reshape(2, 1, 2)).square()
+    return out
+
+
+RECIPES = {
+    "recipe": dualform.Recipe(
+        _Handing, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), _of_recipe, _handed_on,
+        tags=["i", "s", "t"],
+    ),
+    "maps_made": dualform.Recipe(
+        lambda: nn.Sequential(nn.Conv1d(1, 1, 2, padding=1)),
+        lambda model: torch.optim.Adam(model.parameters(), lr=0.1), _of_recipe, _pooled, tags=["i", "s", "t"],
+    ),
+}  # fmt: skip
+
+
+def recipe(path: Path) -> None:
+    """A layer whose slots are stored, one whose slots are made again, and a state that is handed on."""
+    keep = {"inner": "snapshots", "outer": "slots"}
+    RECIPES["recipe"].train(path, 2, keep=keep, every=1, threads=1, about={"n": 1})
+
+
+def maps_made(path: Path) -> None:
+    """Maps that are made again."""
+    RECIPES["maps_made"].train(path, 2, keep="snapshots", every=1, threads=1, about={"n": 1})
+
+
 _MADE = (
     linear, relu, adam, adagrad, nadam, muon, lstm, embedding, maps, diagonal, merged, keys_only, normed, untagged,
-    halves, adam_halves,
+    halves, adam_halves, recipe, maps_made,
 )  # fmt: skip
 RUNS: Mapping[str, Callable[[Path], None]] = {made.__name__: made for made in _MADE}
 
