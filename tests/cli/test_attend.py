@@ -52,6 +52,7 @@ def test_attend_prints_totals_and_top_for_people(run: Path) -> None:
 
 def test_slots_without_a_tag_are_null_and_none(run: Path) -> None:
     forged = Forged.of(run)
+    forged.shards[1].with_own_tags()
     for name in [f"{layer}/{tag}" for layer in ("0", "2") for tag in ("id", "label")]:
         column = forged.shards[1].tensors[f"tags/{name}"]
         forged.shards[1].tensors[f"untagged/{name}"] = np.arange(len(column)) % 6 == 3

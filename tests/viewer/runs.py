@@ -80,6 +80,7 @@ def untagged(path: Path) -> Path:
     pictures(path)
     forged = Forged.of(path)
     for number, shard in enumerate(forged.shards[1:5]):  # the last one ends the run, and has no slots
+        shard.with_own_tags()
         for layer in ("0", "2"):
             slots = np.arange(len(shard.tensors[f"tags/{layer}/id"]))
             # of each step the first slot has no tags, and the second a label alone

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,12 @@ class ForgedShard:
     as_info: Text = field(default=lambda text: text)  # before it is signed
     as_header: Callable[[bytes], bytes] = field(default=lambda header: header)  # after it was signed
     entry: Callable[[dict[str, Any]], Any] = field(default=lambda entry: entry)  # of each tensor in the table
+
+    def with_own_tags(self) -> Self:
+        """The same, where each layer has columns of tags of its own, which can be changed one by one."""
+        self.tensors |= {name: self.tensors[other].copy() for name, other in self.info["same"].items()}
+        self.info["same"] = {}
+        return self
 
     def encoded(self, previous: str) -> tuple[bytes, str]:
         """The file's bytes, and its digest."""
