@@ -192,14 +192,16 @@ def _language_command(name: str, summary: str) -> Callable[..., None]:
 
 
 for _name, _summary in _IMAGES.items():
-    reproduce.command(_name, epilog=f"Examples: dualform reproduce {_name} --dataset digits, or with --keep snapshots --keep-run")(
-        _image_command(_name, _summary)
-    )
-reproduce.command("cifar", epilog="Examples: dualform reproduce cifar --dataset digits, or with --keep snapshots --keep-run")(_cifar_command)
+    reproduce.command(
+        _name, epilog=f"Examples: dualform reproduce {_name} --dataset digits, or with --keep snapshots --keep-run"
+    )(_image_command(_name, _summary))
+reproduce.command(
+    "cifar", epilog="Examples: dualform reproduce cifar --dataset digits, or with --keep snapshots --keep-run"
+)(_cifar_command)
 for _name, _summary in _LANGUAGE.items():
-    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear' --keep-run")(
-        _language_command(_name, _summary)
-    )
+    reproduce.command(
+        _name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear' --keep-run"
+    )(_language_command(_name, _summary))
 
 
 def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tuple[Path, Console, Stage]":

@@ -1,7 +1,7 @@
 """Parts that the trainings of all experiments share: a seeded network, shuffled epochs, one thread, what is kept.
 
-    epochs = ShuffledEpochs([(1149, 400)], batch=32, generator=torch.Generator().manual_seed(0))
-    epochs[100].rows                # of step 100, whichever step was asked for before
+epochs = ShuffledEpochs([(1149, 400)], batch=32, generator=torch.Generator().manual_seed(0))
+epochs[100].rows                # of step 100, whichever step was asked for before
 """
 
 from collections.abc import Callable, Iterator, Sequence

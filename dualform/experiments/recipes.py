@@ -14,7 +14,7 @@ from typing import Any
 
 import dualform
 from dualform.datasets import image_catalogue, text_catalogue
-from dualform.errors import UnknownName
+from dualform.errors import QueryError, UnknownName
 from dualform.experiments import training
 from dualform.experiments.cifar import training as convolutional
 from dualform.experiments.cifar.images import as_task, halves
@@ -69,6 +69,8 @@ def convolutional_recipe(
     known = (convolutional.WHOLE, convolutional.LAST_EPOCH, convolutional.IN_TURN)
     if training not in known:
         raise UnknownName("training", training, known)
+    if steps < 1:
+        raise QueryError(f"a training has at least one step, not {steps}")
     hparams = dataset_of(CnnOptions(dataset)).hparams
     task = as_task(image_catalogue.load(dataset, data))
     if training == convolutional.IN_TURN:
@@ -86,9 +88,7 @@ def convolutional_recipe(
     return convolutional.rest_of(whole, first, start)
 
 
-def language_recipe(
-    experiment: str, dataset: str, seed: int, hidden: int, data: Path | None = None
-) -> dualform.Recipe:
+def language_recipe(experiment: str, dataset: str, seed: int, hidden: int, data: Path | None = None) -> dualform.Recipe:
     """Return how a language model is trained on a text of a data set.
 
     Args:

@@ -160,7 +160,9 @@ def train(
     threads, accuracies, seconds = 1 if hparams.small else None, [], 0.0
     for end in accumulate(phase.steps for phase in phases):
         began = perf_counter()
-        model = recipe.train(path, end, keep=keep, about=about, progress=progress, threads=threads)  # from the end before
+        model = recipe.train(
+            path, end, keep=keep, about=about, progress=progress, threads=threads
+        )  # from the end before
         seconds += perf_counter() - began
         accuracies.append({task.name: accuracy(model, task.test) for task in tasks})
     return TrainedClassifier(model, recipe, accuracies, seconds)

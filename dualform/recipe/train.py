@@ -71,8 +71,8 @@ class Options:
         if self.keep != SLOTS and (self.merge is not None or not self.values):
             what = "values=False" if self.merge is None else f"merge={self.merge!r}"
             raise RecipeError(
-                f'{what} saves bytes of slots that are stored: pass keep="slots". With snapshots no slot takes any, and '
-                "all of it is made again"
+                f'{what} saves bytes of slots that are stored: pass keep="slots". With snapshots slots take none: all '
+                "of them are made again"
             )
         return [pattern for pattern, kept in by_pattern.items() if kept == SLOTS]
 

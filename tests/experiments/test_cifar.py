@@ -18,7 +18,7 @@ from dualform.datasets.images import ImageSet, Split
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments.cifar import answers
 from dualform.experiments.cifar import reproduce as experiment
-from dualform.experiments.cifar.images import as_task, augmented, halves
+from dualform.experiments.cifar.images import as_task, draw_moves, halves, moved
 from dualform.experiments.cifar.network import cifar_network, describe, digits_network, layers_asked
 from dualform.experiments.cifar.plan import DATASETS, CnnOptions, make_plan
 from dualform.experiments.cifar.reproduce import reproduce
@@ -65,15 +65,18 @@ def test_colours_become_channels_and_ids_go_on_through_the_halves(task: Task) ->
     assert task.train.images.shape == (1437, 1, 8, 8)
 
 
-def test_augmented_images_are_moved_and_mirrored_ones() -> None:
+def test_images_are_moved_and_mirrored() -> None:
+    def augmented(images: Tensor, mirror: bool) -> Tensor:
+        return moved(images, draw_moves(len(images), 1, mirror, generator), 1)
+
     generator = torch.Generator().manual_seed(0)
     image = torch.arange(1.0, 25.0).reshape(1, 2, 3, 4)
     padded = F.pad(image, (1, 1, 1, 1))[0]
     windows = [padded[:, y : y + 3, x : x + 4] for y in range(3) for x in range(3)]
     allowed = {tuple(window.flatten().tolist()) for plain in windows for window in (plain, plain.flip(2))}
-    seen = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), 1, True, generator)}
+    seen = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), True)}
     assert seen == allowed
-    unmirrored = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), 1, False, generator)}
+    unmirrored = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), False)}
     assert unmirrored == {tuple(window.flatten().tolist()) for window in windows}
 
 

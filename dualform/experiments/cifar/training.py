@@ -228,7 +228,7 @@ class HalfTrained:
 
 
 def train_until(recipe: dualform.Recipe, path: Path, step: int, **options: Any) -> HalfTrained | None:
-    """Train the first steps of a recipe, and record them; return what the next step begins with, unless it is the first.
+    """Train and record the first steps of a recipe; return what the next step begins with, unless it is the first.
 
     Args:
         recipe: with one optimiser.
