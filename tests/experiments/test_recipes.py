@@ -14,6 +14,7 @@ from dualform.errors import QueryError, UnknownName
 from dualform.experiments import demo
 from dualform.experiments.language import training as language
 from dualform.experiments.language.plan import LANGUAGE_EXPERIMENTS, LanguageOptions, hyperparameters_for
+from dualform.experiments.loops import SNAPSHOTS
 from dualform.experiments.plan import IMAGE_EXPERIMENTS, make_phases, names_of_tasks
 from dualform.experiments.recipes import convolutional_recipe, image_recipe, language_recipe, named
 from dualform.experiments.tasks import tasks
@@ -60,7 +61,7 @@ def test_the_demo_is_trained_again(tmp_path: Path) -> None:
     check_trained_again(tmp_path / "run")
 
 
-@pytest.mark.parametrize("kept", [language.KEYS, language.VALUES, language.SNAPSHOTS])
+@pytest.mark.parametrize("kept", [language.KEYS, language.VALUES, SNAPSHOTS])
 @pytest.mark.parametrize("experiment", LANGUAGE_EXPERIMENTS)
 def test_language_models_are_trained_again(tmp_path: Path, experiment: str, kept: str) -> None:
     described = LANGUAGE_EXPERIMENTS[experiment]
