@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -27,12 +27,12 @@ from dualform.dual.account import accounted, snapshots_only
 from dualform.dual.account import certify as certify_accounted
 from dualform.dual.certificate import Certificate, verify
 from dualform.dual.coefficients import Ledger
-from dualform.dual.group_weights import GroupWeights, check_memory, groups_of
+from dualform.dual.group_weights import GroupWeight, GroupWeights, check_memory, groups_of
 from dualform.dual.models import assembled, check_fits
 from dualform.dual.rebuilt import named_parameters
 from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
-from dualform.engine import Fold, Plan, carry_out
+from dualform.engine import Fold, Plan, carry_out, in_one_pass
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.kinds import check_kinds, match_modules, names
 from dualform.recipe import Recipe
@@ -40,10 +40,12 @@ from dualform.recipe.replay import TrainedAgain
 from dualform.recipe.retrain import Weights, recipe_of, retrain, retrain_recorded
 from dualform.recipe.sizes import nbytes_of
 from dualform.slots import By, Selection, View, checked_by, condition
-from dualform.store import Run, Shard, Where, summary, summary_lines
+from dualform.store import Parameter, Run, Shard, Where, summary, summary_lines
 from dualform.store.coverage import Coverage
 from dualform.store.schema import MANIFEST, STATE_PARAMETERS
 from dualform.table import Table
+
+T = TypeVar("T")
 
 
 def load(path: Where, recipe: Recipe | None = None, cache: int | str = "2 GB") -> "Memory":
@@ -265,10 +267,12 @@ class Memory:
         duals = {name: self._sources.duals.of(name) for name in self._run.layers}  # raises where there are keys only
         grouping = groups_of(self._run, by)
         check_memory(self._run, grouping, max_bytes)
-        weights = {}
-        for name, dual in duals.items():
+
+        def summed_up(name: str) -> Mapping[Parameter, GroupWeight]:
             progress(name)
-            weights[name] = dual.group_weights(grouping)
+            return duals[name].group_weights(grouping)
+
+        weights = self._of_layers(summed_up)
         return GroupWeights(Table(grouping.columns()), weights, self._assemble, summed_up=self._is_summed_up())
 
     def model(self, model: nn.Module) -> nn.Module:
@@ -284,11 +288,16 @@ class Memory:
         start = self._run.shards[0] if self._selection.conditions else self._snapshot
         parameters: dict[str, Tensor] = {}
         if self._is_summed_up():
-            for name in self._run.layers:
-                parameters |= self._sum_up(name, start)
+            for summed_up in self._of_layers(lambda name: self._sum_up(name, start)).values():
+                parameters |= summed_up
         if self.note:
             warnings.warn(self.note, stacklevel=2)
         return self._assemble(model, parameters)
+
+    def _of_layers(self, ask: Callable[[str], T]) -> dict[str, T]:
+        """Return an answer for each layer; where slots are made again, all of one training."""
+        names = list(self._run.layers)
+        return dict(zip(names, in_one_pass(self._run, [partial(ask, name) for name in names]), strict=True))
 
     def check_model(self, model: nn.Module) -> None:
         """Raise unless a model, which may be on the meta device, has the layers, names and shapes of this run."""

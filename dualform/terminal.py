@@ -155,7 +155,7 @@ def certificate(result: "Certificate") -> Iterator[Any]:
                 grid.add_row(name, f"{facts['relative_error']:.1e}", verdict)
         yield grid
     certified = "" if result.keys_only else f"{result.steps_certified:,} of {result.steps:,} steps certified, "
-    yield f"{certified}{result.steps_audited:,} audited while recording (residual {result.worst_residual:.1e} at worst)"
+    yield f"{certified}{result.steps_audited:,} audited (residual {result.worst_residual:.1e} at worst)"
     for name, share in result.moved.items():
         yield Text(f"{name} moved by {share:.1e} of its size, not by a recorded step", style="red")
     yield from (f"note: {note}" for note in result.notes)

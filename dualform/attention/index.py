@@ -44,7 +44,8 @@ class Sketches:
 
     def _sketch_layer(self, layer: str) -> Sketch | None:
         described = self._run.layers[layer]
-        if not kind_of(described).vectors:
+        # what a sketch leaves to be scored would be made again for every query
+        if not kind_of(described).vectors or not described.stored:
             return None
         return self.sketch(Slots(self._run, described).keys, described.d_in)
 

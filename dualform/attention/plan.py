@@ -75,8 +75,11 @@ class AttentionPlan:
 
     def explain(self) -> str:
         """Return a line for each question: a scan, an index, or sums that were kept."""
-        pairs = zip(self._questions, self._routes, strict=True)
-        return "\n".join(f"{question}: {route.how}" for question, route in pairs)
+        made = "" if self._batch.layer.stored else "; slots are made again by training, unless they are in the cache"
+        lines = []
+        for question, route in zip(self._questions, self._routes, strict=True):
+            lines.append(f"{question}: {route.how}{made if route.fold is not None else ''}")
+        return "\n".join(lines)
 
     def answers(self) -> list[Any]:
         """Read the slots once for all questions that need it, and return the answers."""

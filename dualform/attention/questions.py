@@ -22,6 +22,7 @@ from dualform.attention.totals import Sums
 from dualform.dual.rebuilt import output_of
 from dualform.errors import QueryError
 from dualform.slots import By, checked_by, tag_names
+from dualform.store import Run
 from dualform.table import Table
 
 Array = NDArray[Any]
@@ -257,6 +258,11 @@ class Answers:
     _sources: Sources
     name: str
     queries: Tensor  # (queries, d_in)
+
+    @property
+    def run(self) -> Run:
+        """The run that is asked."""
+        return self._sources.view.run
 
     @property
     def slots_of(self) -> str:

@@ -15,6 +15,7 @@ of many layers: `Top(500, by="label")`, `Total(by="label")`, `Timeline(60)`, `Ou
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from math import prod
 from typing import Any
@@ -31,6 +32,7 @@ from dualform.attention.plan import Question
 from dualform.attention.positions import position_pairs
 from dualform.attention.questions import Answers, Output
 from dualform.dual.rebuilt import output_of, sharing
+from dualform.engine import in_one_pass
 from dualform.errors import QueryError, UnknownName
 from dualform.slots import condition
 
@@ -180,8 +182,11 @@ class Spotlight:
         return len(self._layers)
 
     def collect(self, *questions: Question) -> dict[str, list[Any]]:
-        """Answer questions for every layer, each layer read once."""
-        return {name: layer.collect(*questions) for name, layer in self._layers.items()}
+        """Answer questions for every layer, each layer read once; where slots are made again, all in one training."""
+        layers = list(self._layers.values())
+        runs = [layer.run for layer in layers[:1]]
+        answers = in_one_pass(runs[0], [partial(layer.collect, *questions) for layer in layers]) if runs else []
+        return dict(zip(self._layers, answers, strict=True))
 
     def __repr__(self) -> str:
         lines = [f"  {name}: {len(layer.queries):,} queries" for name, layer in self._layers.items()]

@@ -193,10 +193,10 @@ def _language_command(name: str, summary: str) -> Callable[..., None]:
 
 for _name, _summary in _IMAGES.items():
     reproduce.command(
-        _name, epilog=f"Examples: dualform reproduce {_name} --dataset digits, or with --keep snapshots --keep-run"
+        _name, epilog=f"Example: dualform reproduce {_name} --dataset digits, or with --keep snapshots --keep-run"
     )(_image_command(_name, _summary))
 reproduce.command(
-    "cifar", epilog="Examples: dualform reproduce cifar --dataset digits, or with --keep snapshots --keep-run"
+    "cifar", epilog="Example: dualform reproduce cifar --dataset digits, or with --keep snapshots --keep-run"
 )(_cifar_command)
 for _name, _summary in _LANGUAGE.items():
     reproduce.command(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -11,7 +12,8 @@ from dualform.dual.distance import SpanCertificate
 from dualform.dual.moved import moved_parameters
 from dualform.dual.rebuilt import sharing
 from dualform.dual.rounding import half_precisions
-from dualform.store import Run, Shard
+from dualform.engine import in_one_pass
+from dualform.store import Run
 from dualform.store.coverage import Coverage
 from dualform.store.schema import AUDIT, DTYPES, PASS_PRECISIONS, state_tensor
 from dualform.store.summary import worst_residual
@@ -216,8 +218,8 @@ class Certificate:
             parameters = layer.to_dict(self.tolerance)["parameters"]
             lines += [f"    {parameter}: {facts['note']}" for parameter, facts in parameters.items() if facts["note"]]
         lines.append(
-            f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited while "
-            f"recording (residual {self.worst_residual:.1e} at worst)"
+            f"  {self.steps_certified:,} of {self.steps:,} steps certified, {self.steps_audited:,} audited "
+            f"(residual {self.worst_residual:.1e} at worst)"
         )
         lines += [
             f"  {name}: moved by {share:.1e} of its size, not by a recorded step" for name, share in self.moved.items()
@@ -241,12 +243,16 @@ def verify(
     for shard in (shard for shards in run.chains for shard in shards):
         shard.check()
     storage = run.manifest.storage
-    layers: dict[str, LayerCertificate] = {}
-    for name in run.layers if storage.values and run.steps else ():
+
+    def certified(name: str) -> LayerCertificate:
         progress(name)
+        certificate = certify(name)  # first: where slots are made again, all layers wait for them here
         half_weights = _half_precision(run, [use.parameter.name for use in run.layers[name].trained])
         autocast = None if half_weights else half_precisions(run, sharing(run.manifest, run.layers[name]))
-        layers[name] = replace(certify(name), autocast=autocast).of_weights_in(half_weights)
+        return replace(certificate, autocast=autocast).of_weights_in(half_weights)
+
+    names = list(run.layers) if storage.values and run.steps else []
+    layers = dict(zip(names, in_one_pass(run, [partial(certified, name) for name in names]), strict=True))
     replayed = accounted(run) if storage.values else None
     return Certificate(
         layers=layers,
@@ -256,7 +262,7 @@ def verify(
         tolerance=storage.precision.tolerance,
         steps=run.steps,
         steps_certified=run.snapshot(run.steps).info.last_step,
-        steps_audited=sum(_audited_steps(shard) for _, shard in run.chapters),
+        steps_audited=len(_audited_steps(run)),
         worst_residual=worst_residual(run),
         keys_only=not storage.values,
         unread=run.unread,
@@ -270,7 +276,11 @@ def _half_precision(run: Run, parameters: Iterable[str]) -> str | None:
     return " and ".join(sorted(names & {*PASS_PRECISIONS})) or None
 
 
-def _audited_steps(shard: Shard) -> int:
-    """Count the steps whose gradients were explained while recording."""
-    residuals = [shard[name] for name in shard.names(AUDIT)]
-    return int((~np.isnan(np.stack(residuals))).any(axis=0).sum()) if residuals else 0
+def _audited_steps(run: Run) -> set[int]:
+    """Return the steps whose gradients were explained, while recording or when their slots were made again."""
+    audited = {*(run.replay.residuals if run.replay else ())}
+    for _, shard in run.chapters:
+        residuals = [shard[name] for name in shard.names(AUDIT)]
+        explained = (~np.isnan(np.stack(residuals))).any(axis=0) if residuals else np.empty(0)
+        audited |= {shard.info.first_step + step for step in np.flatnonzero(explained).tolist()}
+    return audited

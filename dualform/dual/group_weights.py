@@ -185,6 +185,8 @@ class GroupWeightsFold:
         return self.__dict__
 
     def add(self, block: Block) -> None:
+        if self._blocks and not self._slots.layer.stored and not block.is_beside(self._blocks[-1]):
+            self._sum_up()  # while the slots that a recipe has made again are there
         new = np.unique(self._rows_of(block))
         rows, visits = _union(self._rows, new), sum(map(len, self._blocks))
         if self._blocks and (len(rows) > self._most or visits > _ROW_VISITS * len(self._rows)):

@@ -103,6 +103,10 @@ class Replay:
         starts = [shard.info.first_step for _, shard in self._chapters]
         return [number for number in reversed(range(len(starts))) if since <= starts[number] < selection.until]
 
+    def first_step(self, chapter: int) -> int:
+        """Return the first step of a chapter."""
+        return self._chapters[chapter][1].info.first_step
+
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[ReplayedStep]:
         for number in chapters:
             before, shard = self._chapters[number]

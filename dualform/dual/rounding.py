@@ -61,6 +61,9 @@ class RoundedSteps:
         infos = [shard.info for shard in self._shards]
         return [i for i, info in enumerate(infos) if since < info.last_step and info.first_step < selection.until]
 
+    def first_step(self, chapter: int) -> int:
+        return self._shards[chapter].info.first_step
+
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[list[Block]]:
         for shard in (self._shards[number] for number in chapters):
             for step, passes in self._slots.passes(shard).items():

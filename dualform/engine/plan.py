@@ -8,6 +8,7 @@ A plan can be pickled. It is split by chapters; each part feeds folds of its own
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
@@ -39,6 +40,9 @@ class Source(Protocol):
 
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator[Any]: ...
 
+    def first_step(self, chapter: int) -> int:
+        """Return the first step of a chapter: those of several sources with the same steps are read one by one."""
+
 
 class SupportsSubmit(Protocol):
     """A `concurrent.futures.Executor`, or anything with its `submit`."""
@@ -68,6 +72,10 @@ class Plan:
         return self.feed(chapters, deepcopy(self.folds))
 
 
+# Carries out plans of this thread with those of others (together.py); None: each is carried out where it is asked for
+set_aside: ContextVar[Callable[[Plan], list[Any]] | None] = ContextVar("set_aside", default=None)
+
+
 def carry_out(plan: Plan, executor: SupportsSubmit | None = None, parts: int = 1) -> list[Any]:
     """Feed a plan's folds and return their answers.
 
@@ -76,6 +84,9 @@ def carry_out(plan: Plan, executor: SupportsSubmit | None = None, parts: int = 1
         executor: Where parts are read; None: here, in one part.
         parts: Into how many parts the chapters are split, if their source allows it.
     """
+    carry_out_later = set_aside.get()
+    if carry_out_later is not None:
+        return carry_out_later(plan)
     chapters = plan.source.chapters(plan.selection, plan.since)
     if executor is None or not plan.source.splits or parts < 2:
         return [fold.finish() for fold in plan.feed(chapters, plan.folds)]

@@ -15,6 +15,7 @@ A step is the same whenever it is taken: its batch, its random numbers, and the 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from inspect import Parameter, signature
 from math import isfinite
 from pathlib import Path
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecipeError, listing
+from dualform.recipe.repeatable import seed_step
 from dualform.store import Backend
 
 if TYPE_CHECKING:
@@ -145,7 +147,7 @@ class Recipe:
         """Return the recipe of the same training with other weights of examples: `weigh(batch)` returns (batch,)."""
         return replace(self, weigh=weigh)
 
-    @property
+    @cached_property
     def carries(self) -> bool:
         """Whether a state is handed on from step to step."""
         try:
@@ -155,7 +157,8 @@ class Recipe:
         return sum(argument.kind in _POSITIONAL and argument.default is _NONE for argument in arguments) >= _CARRIES
 
     def batch_of(self, step: int) -> "StepBatch":
-        """Return the batch of a step; raise unless it is one."""
+        """Return the batch of a step, whose random numbers begin with it; raise unless it is one."""
+        seed_step(self.seed, step)
         content = self.batch(step)
         if not isinstance(content, Mapping):
             raise RecipeError(f"batch({step}) must return a mapping with {ID!r} in it, not {type(content).__name__}")
@@ -219,9 +222,9 @@ def _ids(step: int, given: Any) -> NDArray[Any]:
             f"batch({step}): {ID!r} must have a whole number or a string for each example, not {ids.dtype} of shape "
             f"{ids.shape}"
         )
-    values, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
-        twice = values[counts > 1][0].item()
+    listed = ids.tolist()
+    if len({*listed}) < len(listed):
+        twice = next(one for one in listed if listed.count(one) > 1)
         raise RecipeError(
             f"batch({step}) has example {twice!r} more than once: then its share of the loss is not one entry. Draw "
             "without replacement, or give each draw an id of its own"

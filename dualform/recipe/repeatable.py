@@ -55,6 +55,9 @@ def seed_step(seed: int, step: int) -> None:
     """Seed everything that draws random numbers in a step: batches, dropout."""
     # two words of a hash, so that neither neighbouring steps nor neighbouring seeds have related random numbers
     low, high = np.random.SeedSequence((seed, step + 1)).generate_state(2).tolist()
-    torch.manual_seed(low + (high << 31))
+    whole = low + (high << 31)
+    torch.default_generator.manual_seed(whole)  # torch.manual_seed would keep a traceback for each device it waits for
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(whole)
     random.seed(low)
     np.random.seed(high)

@@ -60,6 +60,7 @@ class TrainedAgain:
         self._states: dict[int, StateInMemory] = {}  # within the chapter that was made last
         self._live: RecordedTraining | None = None
         self._sink = _Sink(self._layers)
+        self._residuals: dict[int, float] = {}  # of each step: the largest share of a gradient that was not explained
         self._compared: dict[int, float] = {}  # by the step of the snapshot: how far off the state was
         self._doubt: str | None = None  # what differed first in this chapter
         self._lock = RLock()
@@ -91,13 +92,19 @@ class TrainedAgain:
         of_all = f"{chapters} of {len(self._run.chapters)} chapters"
         return [f"slots are made again by a recipe: after {of_all} the state was that of its snapshot {how}"]
 
+    @property
+    def residuals(self) -> Mapping[int, float]:
+        """The largest share of a gradient that was not explained, of each step that was made again."""
+        return self._residuals
+
     def _made(self, part: Part) -> Mapping[str, Array]:
         """Return the columns of a part, from the cache or made now."""
         with self._lock:
             if part in self._cache:
                 self._cache.move_to_end(part)
             else:
-                self._cache[part] = self._make(part)
+                self._cache[part] = made = self._make(part)
+                part.remember(made)
                 while len(self._cache) > 1 and sum(map(_nbytes, self._cache.values())) > self._cache_bytes:
                     self._cache.popitem(last=False)
             return self._cache[part]
@@ -114,6 +121,7 @@ class TrainedAgain:
         except BaseException:
             self._let_go()
             raise
+        self._residuals |= self._sink.residuals
         columns, columns_of_state = self._sink.take()
         state = StateInMemory(part.info, {f"{STATE}{name}": column for name, column in columns_of_state.items()})
         self._check_passes(part, columns)
@@ -137,7 +145,7 @@ class TrainedAgain:
         plan = plan_of(training, options, self._threads)
         self._check_plan(plan.manifest.layers)
         session = Session(plan, Start(self._run.backend, resume=first, sink=self._sink), drop_unexplained=False)
-        self._live = RecordedTraining(training, session, tagged=False)
+        self._live = RecordedTraining(training, session)
         return self._live
 
     def _snapshot_before(self, step: int, part: Part) -> Shard:
@@ -260,6 +268,7 @@ class _Sink:
     def __init__(self, layers: Iterable[str]) -> None:
         self._layers = [*layers]
         self._steps: list[StepRecord] = []
+        self._sealed_steps: list[StepRecord] = []
         self._first = 0
         self._sealed: tuple[Mapping[str, Array], Mapping[str, Column]] = {}, {}
 
@@ -273,15 +282,20 @@ class _Sink:
         self, state: Mapping[str, Column], ended: str | None = None, done: Callable[[], None] = lambda: None
     ) -> None:
         """Put together what has come; memory of rows is not given back, since columns may lie in it."""
-        self._sealed = self._columns(), state
-        self._steps = []
+        self._sealed, self._sealed_steps, self._steps = (self._columns(), state), self._steps, []
 
     def begin(self, step: int) -> None:
         self._first = step
 
+    @property
+    def residuals(self) -> dict[int, float]:
+        """The largest residual of each step since `begin`."""
+        numbered = enumerate((step.residual.values() for step in self._sealed_steps), start=self._first)
+        return {number: max((r for r in residuals if r == r), default=0.0) for number, residuals in numbered}
+
     def take(self) -> tuple[Mapping[str, Array], Mapping[str, Column]]:
         """Return what was sealed, and forget all."""
-        sealed, self._sealed, self._steps = self._sealed, ({}, {}), []
+        sealed, self._sealed, self._steps, self._sealed_steps = self._sealed, ({}, {}), [], []
         return sealed
 
     def _columns(self) -> Mapping[str, Array]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.recipe.recipe import ID, Batch, Recipe
-from dualform.recipe.repeatable import repeatable, seed_step
+from dualform.recipe.repeatable import repeatable
 from dualform.recipe.replay import TrainedAgain
 from dualform.recipe.train import SLOTS, SNAPSHOTS, Options, check_beginning, train
 from dualform.recipe.training import Training
@@ -162,7 +162,6 @@ def weighed(recipe: Recipe, weigh: Callable[[Batch], Tensor]) -> Recipe:
 def first_difference(recipe: Recipe, weigh: Callable[[Batch], Tensor], steps: int) -> int:
     """Return the first step in which an example has another weight than 1; `steps` if none has."""
     for step in range(steps):
-        seed_step(recipe.seed, step)
         if bool((weigh(recipe.batch_of(step).content) != 1).any()):
             return step
     return steps

@@ -4,7 +4,8 @@ Where slots are not stored, nothing is kept of a step but its ledger lines, its 
 are made again from the snapshot before them (replay.py).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from math import ceil
 from pathlib import Path
@@ -86,16 +87,28 @@ class Options:
 class RecordedTraining:
     """A training whose steps a session follows."""
 
-    def __init__(self, training: Training, session: Session, *, tagged: bool = True) -> None:
-        self.training, self.session, self._tagged = training, session, tagged
+    def __init__(self, training: Training, session: Session, seals: "Seals | None" = None) -> None:
+        self._training, self.session, self._seals = training, session, seals
+
+    @property
+    def model(self) -> nn.Module:
+        return self._training.model
+
+    @property
+    def step(self) -> int:
+        """How many steps of the recipe were taken."""
+        return self._training.step
 
     def take_step(self) -> Witness:
         """Take one step of the recipe."""
-        return self.training.take_step(self)
+        witness = self._training.take_step(self)
+        if self._seals is not None:
+            self._seals.after(self.step)
+        return witness
 
     def before_pass(self, batch: StepBatch) -> None:
-        """Tag the rows that are coming."""
-        if self._tagged:
+        """Tag the rows that are coming; of slots that are made again, tags are stored."""
+        if self._seals is not None:
             self.session.provenance.tag(Tags(batch.tags))
 
     def before_step(self, witness: Witness) -> None:
@@ -114,6 +127,16 @@ def plan_of(training: Training, options: Options, threads: int) -> RecordingPlan
 
 def train(recipe: Recipe, path: str | Path | Backend, steps: int, options: Options) -> nn.Module:
     """Train up to a number of steps, and record it."""
+    with recorded(recipe, path, steps, options) as training:
+        while training.step < steps:
+            training.take_step()
+            options.progress(training.step - 1)
+    return training.model.eval()
+
+
+@contextmanager
+def recorded(recipe: Recipe, path: str | Path | Backend, steps: int, options: Options) -> Iterator[RecordedTraining]:
+    """Begin a training that is recorded, or go on with it: whoever takes its steps ends it by leaving the block."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise RecipeError(f"steps must be a whole number, at least 1, not {steps!r}")
     where = as_place(path)
@@ -128,20 +151,14 @@ def train(recipe: Recipe, path: str | Path | Backend, steps: int, options: Optio
             last = max(step for step in run.sealed if step % len(training.optimizers) == 0)
             training.restore(run.sealed[last])
             start = Start(where, resume=last)
-        session = Session(plan, start, drop_unexplained=False)
-        recorded, ended = RecordedTraining(training, session), None
+        session, ended = Session(plan, start, drop_unexplained=False), None
         try:
-            seals = Seals(session, plan, steps, options)
-            while training.step < steps:
-                recorded.take_step()
-                seals.after(training.step)
-                options.progress(training.step - 1)
+            yield RecordedTraining(training, session, Seals(session, plan, steps, options))
         except BaseException as error:
             ended = type(error)
             raise
         finally:
             session.close(ended)
-        return training.model.eval()
 
 
 class Seals:

@@ -19,7 +19,7 @@ from dualform.errors import RecipeError, RunError
 from dualform.kinds.names import named_buffers, named_parameters
 from dualform.recipe.carried import PREFIX, as_state, detached, from_tensors
 from dualform.recipe.recipe import Recipe, StepBatch
-from dualform.recipe.repeatable import seed_model, seed_step
+from dualform.recipe.repeatable import seed_model
 from dualform.recorder.arguments import as_optimizers, check_model
 from dualform.recorder.snapshot import State, is_storable
 from dualform.store import Shard
@@ -55,6 +55,7 @@ class Training:
         check_model(self.model)
         self.model.train()
         self.optimizers: list[Optimizer] = as_optimizers(recipe.optimizer(self.model))
+        self._parameters = list(self.model.parameters())
         self._rates = [[group.get("lr") for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._carried: Any = None
         self._carried_on: Any = None  # by the step that is being taken
@@ -67,7 +68,6 @@ class Training:
     def take_step(self, listener: Listener = Nobody()) -> Witness:  # noqa: B008
         """Take one step; return what tells whether it is the one that was taken before."""
         recipe, step = self.recipe, self.step
-        seed_step(recipe.seed, step)
         batch = recipe.batch_of(step)
         weights = None if recipe.weigh is None else _checked_weights(recipe.weigh(batch.content), batch)
         self._schedule()
@@ -80,15 +80,14 @@ class Training:
             loss.backward()
             total += float(loss.detach())
         if recipe.clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip)
+            nn.utils.clip_grad_norm_(self._parameters, recipe.clip)
         witness = Witness(total, batch.digest)
         listener.before_step(witness)
         for optimizer in self.optimizers:
             optimizer.step()
         self._carried = self._carried_on  # not before: an interrupt may come
-        self.model.zero_grad(set_to_none=True)
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
         self.step += 1
         return witness
 

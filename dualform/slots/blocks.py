@@ -132,6 +132,10 @@ class Slots:
         infos = [shard.info for shard in self._shards]
         return [i for i, info in enumerate(infos) if since < info.last_step and info.first_step < selection.until]
 
+    def first_step(self, chapter: int) -> int:
+        """Return the first step of a chapter."""
+        return self._shards[chapter].info.first_step
+
     def stream(self, chapters: Iterable[int], selection: Selection, since: int = 0) -> Iterator["Block"]:
         """Yield the chosen slots of chapters, from step `since` on; a block's keys are valid until the next one."""
         values = self.layer.d_out if self.run.manifest.storage.values else 0
@@ -255,6 +259,10 @@ class Block:
         rows = self._rows
         within = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
         return within + self._piece.first_place
+
+    def is_beside(self, other: "Block") -> bool:
+        """Return whether both are of one shard."""
+        return self._piece.shard is other._piece.shard
 
     def __len__(self) -> int:
         return self._rows.stop - self._rows.start if isinstance(self._rows, slice) else len(self._rows)

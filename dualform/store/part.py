@@ -23,6 +23,7 @@ from dualform.store.shard_file import Column
 Array = NDArray[Any]
 
 _OF_PASSES = ("pass_step", "pass_rows", "extents")  # that are stored
+_SMALL = ("factors", "pass_precision")  # with an entry for each pass
 _NEVER = ("key_index", "value_mask", "visits")  # ways to store less
 
 
@@ -53,7 +54,7 @@ class Part(Shard):
 
     def __getitem__(self, name: str) -> Array:
         layer, column = _parsed(name)
-        if layer is not None and column not in _OF_PASSES:
+        if layer is not None and column not in _OF_PASSES and name not in self._arrays:
             made = self._make_again(self)
             if name not in made:
                 raise RunError(f"{self.path} has no {name}")
@@ -66,6 +67,10 @@ class Part(Shard):
                 array = array[self._places(name.split("/", 1)[1].rpartition("/")[0])[1]]
             self._arrays[name] = array
         return self._arrays[name]
+
+    def remember(self, made: Mapping[str, Array]) -> None:
+        """Keep what is small of what was made again."""
+        self._arrays |= {name: array for name, array in made.items() if _parsed(name)[1] in _SMALL}
 
     def length(self, name: str) -> int:
         """Return how many rows a tensor has."""
@@ -85,6 +90,10 @@ class Part(Shard):
             return slots
         pairs = zip(self[slot_tensor(layer, "extents")].tolist(), self.passes(layer)[1].tolist(), strict=True)
         return sum(rows // max(prod(geometry.positions(tuple(sizes))), 1) * prod(sizes) for sizes, rows in pairs)
+
+    def key_index(self, layer: Layer, stored: int) -> Array | None:
+        """Return None: keys are in order, and those that come again are there again."""
+        return None
 
     def _places(self, layer: str) -> tuple[slice, slice]:
         """Return which of the chapter's passes, and which of its slots, are in it."""

@@ -5,7 +5,7 @@ Of a run that several processes recorded, it is the longest prefix that all of t
 Opening reads headers and sizes only. No torch here, so that asking a run what it is costs nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -32,6 +32,10 @@ class Replay(Protocol):
     @property
     def notes(self) -> list[str]:
         """What a reader should know of it."""
+
+    @property
+    def residuals(self) -> Mapping[int, float]:
+        """The largest share of a gradient that its slots left unexplained, by step."""
 
 
 class Run:

@@ -32,6 +32,7 @@ def summary(run: Run) -> dict[str, Any]:
                 "d_in": layer.d_in,
                 "d_out": layer.d_out,
                 "slots": run.slots(layer.name),
+                "stored": layer.stored,
             }
             for layer in run.layers.values()
         },
@@ -46,7 +47,8 @@ def summary(run: Run) -> dict[str, Any]:
 def worst_residual(run: Run) -> float:
     """Return the largest share of a gradient that the audit left unexplained, over all steps and layers."""
     audits = [shard[name] for _, shard in run.chapters for name in shard.names(AUDIT)]
-    return max((float(np.nanmax(audit)) for audit in audits if not np.isnan(audit).all()), default=0.0)
+    worst = [float(np.nanmax(audit)) for audit in audits if not np.isnan(audit).all()]
+    return max([*worst, *(run.replay.residuals.values() if run.replay else ())], default=0.0)
 
 
 def summary_lines(run: Run) -> dict[str, str]:
@@ -57,6 +59,10 @@ def summary_lines(run: Run) -> dict[str, str]:
         for name, layer in facts["layers"].items()
     )
     merge = facts["storage"]["merge"]
+    unstored = [layer.name for layer in run.layers.values() if not layer.stored]
+    audit = f"every gradient explained, to {facts['worst_residual']:.1e} at worst"
+    if len(unstored) == len(run.layers):
+        audit = "gradients are explained when a recipe makes slots again"
     kept = f"keys summed by {merge}" if merge else "keys and values" if facts["storage"]["values"] else "keys only"
     by = f", by {facts['processes']} processes" if facts["processes"] > 1 else ""
     resume = "" if run.ended else ". To go on, restore your checkpoint of one and dualform.record(..., resume=STEP)"
@@ -69,8 +75,9 @@ def summary_lines(run: Run) -> dict[str, str]:
         "coverage": str(run.coverage),
         "optimiser": ", ".join(facts["optimizers"]),
         "tags": ", ".join(f"{name} ({kind})" for name, kind in facts["tags"].items()) or "none",
-        "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}",
-        "audit": f"every gradient explained, to {facts['worst_residual']:.1e} at worst",
+        "stored": f"{facts['bytes'] / 1e6:,.1f} MB, {kept} in {facts['storage']['dtype']}"
+        + (f"; slots of {listing(unstored, most=3)} are made again by a recipe" if unstored else ""),
+        "audit": audit,
     }
     if run.dropped:
         lines["dropped"] = ", ".join(f"{name} (from step {step:,} on)" for name, step in run.dropped.items())
