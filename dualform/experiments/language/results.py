@@ -19,7 +19,7 @@ _KEPT = {
     MERGED: "keys summed up over all visits to a position",
     KEYS: "the keys of every visit to a position",
     VALUES: "the keys and values of every visit to a position",
-    SNAPSHOTS: "snapshots, from which the keys and values of every visit to a position were made again",
+    SNAPSHOTS: "snapshots, from which keys and values of every visit to a position were made again,",
 }
 _METHODS = {
     "attention": "attention, summed over visits",
@@ -119,9 +119,6 @@ def _what_was_done(results: LanguageResults) -> str:
     hparams, paper = results.hparams, results.experiment.paper
     dropout = f"dropout {hparams.dropout:g}, " if hparams.dropout else ""
     note = f" {results.corpus.note[0].upper()}{results.corpus.note[1:]}." if results.corpus.note else ""
-    explained = f"; every step's gradient was explained to {results.residual:.1e}"
-    if results.kept == SNAPSHOTS:
-        explained = ""  # without slots there is nothing to explain it by
     certified = f", and {results.certificate.headline}" if results.certificate else ""
     return (
         f"An LSTM of {hparams.hidden} with an embedding of {hparams.embedding} ({len(results.text.vocabulary):,} "
@@ -129,6 +126,7 @@ def _what_was_done(results: LanguageResults) -> str:
         f"batches of {hparams.batch}, {hparams.span} steps of back-propagation, {dropout}Adam with learning rate "
         f"{hparams.lr:g}, gradients clipped at norm {hparams.clip:g}.{note} The paper has an LSTM of {paper.hidden} "
         f"and {paper.steps:,} steps. Recorded: {_KEPT[results.kept]} of the map to all gates, whose key is [input, "
-        f"previous hidden state], {results.bytes / 1e6:,.0f} MB{explained}{certified}. A query is the last token of "
-        "a prompt; attention is summed over all visits to a position of the training text."
+        f"previous hidden state], {results.bytes / 1e6:,.0f} MB; every step's gradient was explained to "
+        f"{results.residual:.1e}{certified}. A query is the last token of a prompt; attention is summed over all "
+        "visits to a position of the training text."
     )
