@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import dualform
 from dualform.companions import TRUSTED_RECIPES, named_recipe, own_recipe
 from dualform.datasets import image_catalogue, text_catalogue
-from dualform.errors import QueryError, UnknownName
+from dualform.errors import DataError, QueryError, UnknownName
 from dualform.experiments import demo
 from dualform.experiments.language import training as language
 from dualform.experiments.language.plan import LANGUAGE_EXPERIMENTS, LanguageOptions, hyperparameters_for
@@ -131,6 +131,12 @@ def test_what_is_forged_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(QueryError, match=REMEDY):
         own_recipe(memory)
     assert not (tmp_path / "owned").exists()
+
+
+def test_data_are_looked_for_where_the_user_says(tmp_path: Path) -> None:
+    path = train_images(tmp_path / "run", "single", recipe_arguments={**SINGLE, "dataset": "mnist"})
+    with pytest.raises(DataError, match="there is no data directory"):
+        own_recipe(dualform.load(path), data=tmp_path / "nowhere")
 
 
 def test_more_steps_than_any_training_has_cost_nothing(tmp_path: Path) -> None:
