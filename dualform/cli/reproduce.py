@@ -180,7 +180,8 @@ def _language_command(name: str, summary: str) -> Callable[..., None]:
             dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values, keep.value, keep_run
         )
         _print_results(screen, run(LANGUAGE_EXPERIMENTS[name], options, place, stage), as_json)
-        if keep_run and not as_json:
+        asked_later = text is None or keep is Kept.slots  # else its recipe is wanted, which a run cannot name
+        if keep_run and asked_later and not as_json:
             screen.print(f'Ask it more: dualform attend {place / "runs" / "seed-0"} --prompt "..."')
 
     command.__doc__ = f"""{summary}

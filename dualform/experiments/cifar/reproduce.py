@@ -107,9 +107,9 @@ class _Memories:
     @classmethod
     def of(cls, trained: TrainedCnn, in_turn: TrainedInTurn) -> Self:
         return cls(
-            dualform.load(trained.whole, recipe=trained.recipe, cache=CACHE),
-            dualform.load(trained.last_epoch, recipe=trained.of_last_epoch, cache=CACHE),
-            dualform.load(in_turn.run, recipe=in_turn.recipe, cache=CACHE),
+            dualform.load(trained.whole, recipe=trained.recipe),
+            dualform.load(trained.last_epoch, recipe=trained.of_last_epoch, cache=CACHE),  # asked most often
+            dualform.load(in_turn.run, recipe=in_turn.recipe),
         )
 
 
