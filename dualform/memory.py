@@ -8,7 +8,7 @@ A view (`where`, `without`, `until`) is a memory of some of the slots, and has t
 """
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from dualform.attention.directions import directions
+from dualform.attention.directions import Target, directions
 from dualform.attention.folds import CountFold, VisitsFold
 from dualform.attention.index import Index, Sketches
 from dualform.attention.input_rows import InputRows
@@ -34,10 +34,13 @@ from dualform.dual.state import difference, stored_parameter
 from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out, in_one_pass
 from dualform.errors import NotRecorded, QueryError, UnknownName, listing
+from dualform.influence import ask
+from dualform.influence.result import Influence
+from dualform.influence.suspects import suspects
 from dualform.kinds import check_kinds, match_modules, names
 from dualform.recipe import Recipe
 from dualform.recipe.replay import TrainedAgain
-from dualform.recipe.retrain import Weights, recipe_of, retrain, retrain_recorded
+from dualform.recipe.retrain import Weights, recipe_of, retrain, retrain_recorded, seconds_to_retrain
 from dualform.recipe.sizes import nbytes_of
 from dualform.slots import By, Selection, View, checked_by, condition
 from dualform.store import Parameter, Run, Shard, Where, summary, summary_lines
@@ -338,10 +341,65 @@ class Memory:
         named = named_parameters(self._run.layers[layer], whole)
         return {name: tensor.to(dtypes[name]) for name, tensor in named.items()}
 
+    def influence(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        target: Target = None,
+        *,
+        of: str = "margin",
+        method: str = "fast",
+        around: float | Sequence[float] = 1.0,
+        rows: int | slice | None = None,
+        max_bytes: int = 4 << 30,
+        progress: Callable[[int, int], None] = lambda step, steps: None,
+    ) -> Influence:
+        """Say what outputs would have been without an example: `memory.influence(model, images).top(10)`.
+
+        A contribution is what an example has added; influence is also what others would have made up for. "fast"
+        estimates it from the recording alone. "exact" follows outputs back through the whole training, which takes the
+        recipe, and several trainings. How well each predicts a training without examples, `calibrate` measures;
+        `retrain` is that training.
+
+        Args:
+            model: The model as the memory ends with it.
+            inputs: What it is called with, as for `attend`.
+            target: A class, or one for each input; None: the one that the model predicts.
+            of: "margin" (the logit of the target, less the log of the sum of exp of all others), "logit", or "loss".
+            method: "fast" or "exact".
+            around: Of "exact", the weights that examples have in the training that is followed back: 1, as they were.
+                For what is left after many examples are taken out, 1/2 is nearer; (1, 0.5) is the mean of both.
+            rows: Which rows of each input, such as the last token: `rows=-1`.
+            max_bytes: What scores of all visits to examples may take.
+            progress: Called with the number of steps that were followed back, and of all.
+
+        Returns:
+            One object for the whole network: `top`, `total`, `timeline`, and `of(without=...)`.
+        """
+        view, wanted = self._sources.view, ask.Wanted(target, of, rows)
+        if method == "fast":
+            return ask.fast(view, model, inputs, wanted, max_bytes, progress)
+        if method != "exact":
+            raise UnknownName("method of influence", method, ("fast", "exact"))
+        weights = (around,) if isinstance(around, int | float) else tuple(around)
+        return ask.exact(view, model, inputs, wanted, weights, progress)
+
+    def suspects(self, k: int = 10) -> Table:
+        """Return the training examples whose label is probably wrong: `memory.suspects(10)`.
+
+        The errors that were recorded say what the model, taught by the others, said of an example at each visit. A
+        label is suspect where another class was more likely, on average.
+
+        Returns:
+            A row for each: id, score (between -1 and 1), label, the suggested label, the mean probability of both,
+            visits, and the other tags. Labels are numbers of the model's outputs.
+        """
+        return suspects(self._sources.view, k)
+
     def retrain(
         self,
         *,
-        without: Mapping[str, Any] | None = None,
+        without: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         where: Mapping[str, Any] | None = None,
         weights: Mapping[Any, float] | None = None,
         record: Where | None = None,
@@ -354,7 +412,7 @@ class Memory:
         divided.
 
         Args:
-            without: Examples to leave out, by their tags.
+            without: Examples to leave out, by their tags; of several mappings, those that fit any of them.
             where: Or those that are not left out.
             weights: Or weights between 0 and 1 for some examples, by id.
             record: Where to record the training as a run of its own, from its beginning.
@@ -368,6 +426,10 @@ class Memory:
         if record is None:
             return retrain(self._run, weigh, progress)
         return retrain_recorded(self._run, weigh, record, progress)
+
+    def seconds_to_retrain(self) -> float:
+        """Return about how long `retrain` takes at most, by taking a few steps. Needs the run's recipe."""
+        return seconds_to_retrain(self._run)
 
     def verify(self, progress: Callable[[str], None] = lambda layer: None) -> Certificate:
         """Read every byte and measure the distance between dual and primal form, layer by layer.

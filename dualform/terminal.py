@@ -24,10 +24,12 @@ _PICTURE_WIDTH = 12  # columns, for a caption; six of them fit into 80 columns
 _PIPE_WIDTH = 120  # columns: wide enough that no cell is cut
 
 
-def console() -> Console:
-    """Return the console for results. Names of files and layers are never read as markup."""
-    terminal = Console(markup=False, highlight=False)
-    return terminal if terminal.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH)
+def console(stderr: bool = False) -> Console:
+    """Return the console for results, or on the standard error. Names of files and layers are never read as markup."""
+    terminal = Console(markup=False, highlight=False, stderr=stderr)
+    return (
+        terminal if terminal.is_terminal else Console(markup=False, highlight=False, width=_PIPE_WIDTH, stderr=stderr)
+    )
 
 
 @contextmanager
@@ -40,14 +42,15 @@ def progress(out: Console, what: str, total: int) -> "Iterator[Callable[..., Non
         total: number of steps.
 
     Yields:
-        A function to be called with the number of each finished step, and a note if there is one.
+        A function to be called with the number of each finished step, a note if there is one, and the number of steps
+        if that is known only now.
     """
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as bar:
         task = bar.add_task(what, total=total)
 
-        def done(step: int, note: str = "") -> None:
-            bar.update(task, completed=step + 1, description=f"{what}, {note}" if note else what)
+        def done(step: int, note: str = "", total: int | None = None) -> None:
+            bar.update(task, completed=step + 1, total=total, description=f"{what}, {note}" if note else what)
 
         yield done
 

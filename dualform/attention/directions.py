@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from dualform.attention.input_rows import InputRows, trainable
 from dualform.attention.queries import call, hooked
-from dualform.errors import QueryError
+from dualform.errors import QueryError, UnknownName
 from dualform.kinds import ModuleCall, OnErrors, kind_of
 from dualform.store import Layer
 
 Array = NDArray[Any]
+MEASURES = ("logit", "margin", "loss")  # margin: the logit, less the log of what all others come to, exp by exp
 # whole numbers: a class, or one for each input; floats: a direction, or one for each query; None: the predicted class
 Target: TypeAlias = "int | Sequence[int] | Sequence[float] | Array | Tensor | None"
 
@@ -44,6 +45,7 @@ class Directions:
     classes: Tensor  # (inputs,)
     layers: dict[str, Tensor]  # (queries, d_out) each
     unfollowed: frozenset[str]  # layers that were called without gradients
+    measures: Tensor  # what was followed back of each input: (inputs,), float64
 
     def of(self, layer: str) -> Tensor:
         """Return the direction for each query of a layer; raise if none can be known."""
@@ -57,9 +59,9 @@ class Directions:
 
 
 def directions(
-    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows, target: Target
+    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows, target: Target, of: str = "logit"
 ) -> Directions:
-    """Return the gradient of the target at each query of every layer."""
+    """Return the gradient of the target, or of what `of` makes of it, at each query of every layer."""
     caught: dict[str, dict[int, tuple[tuple[int, ...], Tensor]]] = defaultdict(dict)
     unfollowed: set[str] = set()
 
@@ -83,14 +85,27 @@ def directions(
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), trainable(weights):
             output = _outputs(call(model, inputs), rows)
-            classes = _classes(target, output)
-            _follow_back(output.gather(1, classes[:, None]).sum(), weights)
+            classes = chosen_classes(target, output)
+            wanted = measured(output, classes, of)
+            _follow_back(wanted.sum(), weights)
     by_layer = {
         name: torch.cat([rows.chosen(name, order, *calls[order]).flatten(0, -2) for order in sorted(calls)])
         for name, calls in caught.items()
         if calls
     }
-    return Directions(classes.cpu(), by_layer, frozenset(unfollowed))
+    return Directions(classes.cpu(), by_layer, frozenset(unfollowed), wanted.detach().double().cpu())
+
+
+def measured(outputs: Tensor, classes: Tensor, of: str) -> Tensor:
+    """Return what is asked of outputs (inputs, classes): the logit of a class, its margin, or the loss: (inputs,)."""
+    if of not in MEASURES:
+        raise UnknownName("measure of an output", of, MEASURES)
+    logit = outputs.gather(1, classes[:, None])[:, 0]
+    if of == "logit":
+        return logit
+    if of == "loss":
+        return outputs.logsumexp(dim=1) - logit
+    return logit - outputs.scatter(1, classes[:, None], -torch.inf).logsumexp(dim=1)
 
 
 def _follow_back(wanted: Tensor, weights: Sequence[nn.Parameter]) -> None:
@@ -108,13 +123,7 @@ def _follow_back(wanted: Tensor, weights: Sequence[nn.Parameter]) -> None:
 
 def _outputs(returned: Any, rows: InputRows) -> Tensor:
     """Return the outputs (inputs, classes), out of whatever a model returns."""
-    outputs = getattr(returned, "logits", returned)
-    if isinstance(outputs, Mapping):
-        outputs = outputs.get("logits", outputs)
-    if isinstance(outputs, Sequence) and outputs:
-        outputs = outputs[0]
-    if not isinstance(outputs, Tensor):
-        raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(outputs).__name__}")
+    outputs = logits_of(returned)
     if outputs.dim() > 2 and not isinstance(rows.rows, int):
         raise QueryError(
             f"the model has outputs of shape {tuple(outputs.shape)}: say whose target it is, such as rows=-1 for the "
@@ -125,6 +134,18 @@ def _outputs(returned: Any, rows: InputRows) -> Tensor:
     chosen = rows.chosen_outputs(outputs, returned)
     _check_logits(chosen.detach())
     return chosen
+
+
+def logits_of(returned: Any) -> Tensor:
+    """Return the outputs out of whatever a model returns."""
+    outputs = getattr(returned, "logits", returned)
+    if isinstance(outputs, Mapping):
+        outputs = outputs.get("logits", outputs)
+    if isinstance(outputs, Sequence) and outputs:
+        outputs = outputs[0]
+    if not isinstance(outputs, Tensor):
+        raise QueryError(f"a target needs a model that returns a tensor of outputs, not {type(outputs).__name__}")
+    return outputs
 
 
 def _check_logits(outputs: Tensor) -> None:
@@ -141,7 +162,7 @@ def _check_logits(outputs: Tensor) -> None:
             )
 
 
-def _classes(target: Target, output: Tensor) -> Tensor:
+def chosen_classes(target: Target, output: Tensor) -> Tensor:
     """Return the class that is the target of each input: (inputs,)."""
     inputs, classes = output.shape
     chosen = output.argmax(dim=1) if target is None else torch.as_tensor(target, device=output.device).long()

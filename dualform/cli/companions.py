@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from dualform.viewer.opened_run import Companions
 
 Model = Annotated[str | None, typer.Option(metavar="PACKAGE:FACTORY", help="Function or class that makes the model.")]
+Recipe = Annotated[
+    str | None,
+    typer.Option(metavar="PACKAGE:FACTORY", help="Function that makes the run's recipe; default: the run's own."),
+]
 InputFile = Annotated[
     Path | None, typer.Option("--input", metavar="FILE", help="Inputs, .npy or .safetensors; default: the run's own.")
 ]
@@ -23,12 +27,18 @@ ImageShape = Annotated[
 ]
 
 
-def named(model: str | None, inputs: Path | None, class_names: str | None, image_shape: str | None) -> "Companions":
+def named(
+    model: str | None,
+    inputs: Path | None,
+    class_names: str | None,
+    image_shape: str | None,
+    recipe: str | None = None,
+) -> "Companions":
     """Return what these options say goes with a run."""
     from dualform.viewer.opened_run import Companions
 
     names = None if class_names is None else tuple(name.strip() for name in class_names.split(","))
-    return Companions(model, inputs, names, None if image_shape is None else _sides(image_shape))
+    return Companions(model, inputs, names, None if image_shape is None else _sides(image_shape), recipe)
 
 
 def _sides(shape: str) -> tuple[int, int]:

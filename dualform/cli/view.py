@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dualform.cli.app import Run, app
-from dualform.cli.companions import ClassNames, ImageShape, InputFile, Model, named
+from dualform.cli.companions import ClassNames, ImageShape, InputFile, Model, Recipe, named
 from dualform.errors import MissingExtra
 
 
@@ -19,6 +19,7 @@ def view(
     inputs: InputFile = None,
     class_names: ClassNames = None,
     image_shape: ImageShape = None,
+    recipe: Recipe = None,
     host: Annotated[
         str, typer.Option(metavar="NAME", help="Address to listen at; with 0.0.0.0 other machines can connect, too.")
     ] = "127.0.0.1",
@@ -45,7 +46,7 @@ def view(
         from dualform.viewer.opened_run import open_run
         from dualform.viewer.serve import serve
 
-        shown = open_run(run, named(model, inputs, class_names, image_shape))
+        shown = open_run(run, named(model, inputs, class_names, image_shape, recipe))
         serve(run, Api(shown), opened, browser=not no_browser)
     _leave()
 

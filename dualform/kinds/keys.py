@@ -43,6 +43,10 @@ class Keys(ABC):
     def _grouped(self, start: int, stop: int, groups: int) -> "Keys":
         raise TypeError(f"{type(self).__name__} keys come in no groups")
 
+    def rows(self) -> Tensor | None:
+        """Return the keys as rows of numbers, (slots, width); None where they would take too much."""
+        return None
+
     @abstractmethod
     def pair(self, queries: Tensor) -> Tensor:
         """Return attention weights (queries, slots), in the precision of the queries (queries, width)."""
@@ -96,6 +100,9 @@ class Vectors(Keys):
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
         return bool((self._rows >= 0).all())
+
+    def rows(self) -> Tensor:
+        return self._rows
 
     def _entries(self, start: int, stop: int) -> Keys:
         return Vectors(self._rows[:, start:stop])
@@ -236,6 +243,9 @@ class Ones(Keys):
 
     def _entries(self, start: int, stop: int) -> Keys:
         return self
+
+    def rows(self) -> Tensor:
+        return torch.ones(self._slots, 1)
 
     def pair(self, queries: Tensor) -> Tensor:
         return queries.expand(-1, self._slots)

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dualform.random_state import RANDOM
+
 _ROWS, _SHAPE = 3, (2, 3)  # of inputs
 _TOLERANCE = 1e-4  # of the size of the output
 
@@ -131,7 +133,7 @@ def _changed(module: nn.Module, parameters: Mapping[str, Tensor]) -> Iterator[No
     """Replace parameters for a while; afterwards they, buffers, mode and random numbers are as they were."""
     before, buffers = dict(module._parameters), {name: b for name, b in module._buffers.items() if b is not None}
     copies, training = {name: buffer.clone() for name, buffer in buffers.items()}, module.training
-    with torch.random.fork_rng(devices=[]):
+    with RANDOM, torch.random.fork_rng(devices=[]):
         try:
             module._parameters.update({name: nn.Parameter(value, False) for name, value in parameters.items()})
             module.training = False

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dualform.errors import RecipeError, listing
+from dualform.random_state import RANDOM
 from dualform.recipe.repeatable import seed_step
 from dualform.store import Backend
 
@@ -158,8 +159,9 @@ class Recipe:
 
     def batch_of(self, step: int) -> "StepBatch":
         """Return the batch of a step, whose random numbers begin with it; raise unless it is one."""
-        seed_step(self.seed, step)
-        content = self.batch(step)
+        with RANDOM:
+            seed_step(self.seed, step)
+            content = self.batch(step)
         if not isinstance(content, Mapping):
             raise RecipeError(f"batch({step}) must return a mapping with {ID!r} in it, not {type(content).__name__}")
         missing = [name for name in (ID, *self.tags) if name not in content]

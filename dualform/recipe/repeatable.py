@@ -3,18 +3,21 @@
     with repeatable(threads=2):
         seed_step(seed=0, step=7)       # dropout of step 7 is the same whenever, and wherever from, it is come to
 
-Whatever was set before is set again afterwards, random states too.
+Whatever was set before is set again afterwards, random states too. All of this belongs to the whole process, so one
+thread at a time is within it; others wait.
 """
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import torch
 
 _MODEL = -1  # what comes before step 0
+_ONE_AT_A_TIME = RLock()
 
 
 @contextmanager
@@ -24,23 +27,24 @@ def repeatable(threads: int | None = None) -> Iterator[int]:
     Args:
         threads: How many to use; None: as many as there are.
     """
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), _deterministic.fill_uninitialized_memory
-    before, states = torch.get_num_threads(), (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    torch.use_deterministic_algorithms(True)
-    _deterministic.fill_uninitialized_memory = False  # to fill what is written to anyway takes long
-    try:
-        if threads is not None and threads != before:
-            torch.set_num_threads(threads)
-        yield before if threads is None else threads
-    finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
-        _deterministic.fill_uninitialized_memory = fills
-        if torch.get_num_threads() != before:
-            torch.set_num_threads(before)
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
+    with _ONE_AT_A_TIME:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        warns, fills = torch.is_deterministic_algorithms_warn_only_enabled(), _deterministic.fill_uninitialized_memory
+        before, states = torch.get_num_threads(), (random.getstate(), np.random.get_state(), torch.get_rng_state())
+        torch.use_deterministic_algorithms(True)
+        _deterministic.fill_uninitialized_memory = False  # to fill what is written to anyway takes long
+        try:
+            if threads is not None and threads != before:
+                torch.set_num_threads(threads)
+            yield before if threads is None else threads
+        finally:
+            torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+            _deterministic.fill_uninitialized_memory = fills
+            if torch.get_num_threads() != before:
+                torch.set_num_threads(before)
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
 
 
 _deterministic: Any = torch.utils.deterministic

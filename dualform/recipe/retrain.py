@@ -6,9 +6,11 @@ Everything else is as it was: the same order, the same random numbers, and the s
 losses are divided by.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
+from statistics import median
+from time import monotonic
 from typing import Any, Self
 
 import numpy as np
@@ -28,17 +30,24 @@ from dualform.store import Run
 Tags = Mapping[str, Any]
 Progress = Callable[[int, int], None]
 
+_OF_THE_RECIPE = ("recipe", "recipe_arguments")  # that a run names: not that of one whose examples weigh less
+_TIMED_STEPS, _TIMED_SECONDS = 20, 2.0  # at most, to tell how long a training takes
+
 
 @dataclass(frozen=True)
 class Weights:
-    """Weights of examples in a training: those that meet the condition have 0, some have one of their own."""
+    """Weights of examples in a training: those that meet one of the conditions have 0, some have one of their own."""
 
-    left_out: Condition | None
+    left_out: tuple[Condition, ...]
     own: Mapping[Any, float]
 
     @classmethod
     def of(
-        cls, run: Run, without: Tags | None, where: Tags | None = None, weights: Mapping[Any, float] | None = None
+        cls,
+        run: Run,
+        without: Tags | Sequence[Tags] | None,
+        where: Tags | None = None,
+        weights: Mapping[Any, float] | None = None,
     ) -> Self:
         """Return the weights that a user asks for; raise for examples that the run does not have."""
         given = {"without": without, "where": where, "weights": weights}
@@ -49,24 +58,28 @@ class Weights:
                 f"leaves out all others, or weights={{id: 0.5}}; got {listing(named)}"
             )
         if weights is not None:
-            return cls(None, _checked(run, weights))
-        tags = without if without is not None else where
-        if not isinstance(tags, Mapping) or not tags:
-            raise QueryError(f'{named[0]} says which examples by their tags, such as {{"id": [3, 4]}}, not {tags!r}')
-        for name in tags:
+            return cls((), _checked(run, weights))
+        sets: Sequence[Any] = (
+            [where] if where is not None else without if isinstance(without, list | tuple) else [without]
+        )
+        if not sets or not all(isinstance(tags, Mapping) and tags for tags in sets):
+            raise QueryError(
+                f'{named[0]} says which examples by their tags, such as {{"id": [3, 4]}}, not {given[named[0]]!r}'
+            )
+        for name in (name for tags in sets for name in tags):
             if name not in run.tags:
                 raise UnknownName("tag", name, run.tags)
-        return cls(condition(run, tags, inverted=where is not None), {})
+        return cls(tuple(condition(run, tags, inverted=where is not None) for tags in sets), {})
 
     def __call__(self, batch: Batch) -> Tensor:
         """Return the weight of each example of a batch: (batch,)."""
         count = len(batch[ID])
         weights = np.ones(count)
-        if self.left_out is not None:
+        for left_out in self.left_out:
             met = np.ones(count, dtype=bool)
-            for name, values in self.left_out.values.items():
+            for name, values in left_out.values.items():
                 met &= np.isin(_column(batch, name, count), values)
-            weights[met != self.left_out.inverted] = 0.0
+            weights[met != left_out.inverted] = 0.0
         if self.own:
             weights = np.array([self.own.get(one, 1.0) for one in _column(batch, ID, count).tolist()])
         return torch.from_numpy(weights)
@@ -146,11 +159,26 @@ def retrain_recorded(run: Run, weigh: Weights, path: Any, progress: Progress = l
         dtype=manifest.storage.dtype,
         values=manifest.storage.values,
         merge=manifest.storage.merge,
-        about=manifest.about,
+        about={name: value for name, value in manifest.about.items() if name not in _OF_THE_RECIPE},
         progress=lambda step: progress(step + 1, steps),
         threads=repetition.threads,
     )
     return train(weighed(recipe, weigh), path, steps, options)
+
+
+def seconds_to_retrain(run: Run) -> float:
+    """Return about how long all steps of a run take, by the time that a few of them do."""
+    recipe, repetition = recipe_of(run), run.manifest.recipe
+    assert repetition is not None
+    steps, taken, begun = run.steps // repetition.optimizers, list[float](), monotonic()
+    with repeatable(repetition.threads):
+        training = Training(recipe)
+        check_beginning(run, training)
+        while training.step < min(steps, _TIMED_STEPS) and monotonic() - begun < _TIMED_SECONDS:
+            before = monotonic()
+            training.take_step()
+            taken.append(monotonic() - before)
+    return steps * median(taken[1:] or taken or [0.0])  # the first one also makes what the others find
 
 
 def weighed(recipe: Recipe, weigh: Callable[[Batch], Tensor]) -> Recipe:

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from dualform.dual.state import stored_tensor
 from dualform.errors import RecipeError, RunError
 from dualform.kinds.names import named_buffers, named_parameters
+from dualform.random_state import RANDOM
 from dualform.recipe.carried import PREFIX, as_state, detached, from_tensors
 from dualform.recipe.recipe import Recipe, StepBatch
 from dualform.recipe.repeatable import seed_model
@@ -50,8 +51,9 @@ class Training:
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
-        seed_model(recipe.seed)
-        self.model = recipe.model()
+        with RANDOM:
+            seed_model(recipe.seed)
+            self.model = recipe.model()
         check_model(self.model)
         self.model.train()
         self.optimizers: list[Optimizer] = as_optimizers(recipe.optimizer(self.model))
@@ -65,8 +67,16 @@ class Training:
         """Return what is handed on to the next step, as a snapshot has it."""
         return as_state(self._carried)
 
+    def prepare(self) -> None:
+        """Set the options of the optimisers to those of the step that comes next."""
+        self._schedule()
+
     def take_step(self, listener: Listener = Nobody()) -> Witness:  # noqa: B008
         """Take one step; return what tells whether it is the one that was taken before."""
+        with RANDOM:
+            return self._take_step(listener)
+
+    def _take_step(self, listener: Listener) -> Witness:
         recipe, step = self.recipe, self.step
         batch = recipe.batch_of(step)
         weights = None if recipe.weigh is None else _checked_weights(recipe.weigh(batch.content), batch)

@@ -19,6 +19,7 @@ def summary(run: Run) -> dict[str, Any]:
         "software": run.manifest.software,
         "processes": run.manifest.world,
         "steps": run.steps,
+        "recipe": None if run.manifest.recipe is None else asdict(run.manifest.recipe),
         "ended": run.ended,
         "snapshots": list(run.sealed),  # a recording can go on from each of these steps
         "unread": run.unread,

@@ -21,6 +21,7 @@ from dualform.viewer.opened_run import OpenedRun
 from dualform.viewer.predictions import Predictions
 from dualform.viewer.requests import REQUESTS, Request, parse_request
 from dualform.viewer.spotlights import Spotlights
+from dualform.viewer.training import Training
 
 Answer = dict[str, Any]
 
@@ -39,11 +40,14 @@ class Api:
         self.run = run
         self._predictions, self._spotlights = Predictions(run), Spotlights(run)
         self._muting = Muting(run)
+        self._training = Training(run, self._muting)
         self._workers = {kind: ThreadPoolExecutor(1, f"dualform-{kind}") for kind in ("light", "keys", "slots")}
         measure = partial(accuracies, run, self._predictions)
+        timing = [Job("timing", "timing some steps of the training", self._training.measure)]
         self.jobs = Jobs([
             Job("spotlight", "reading the keys of each layer", self._spotlights.warm_up),
             Job("mute", "summing up the weights due to each class", self._muting.prepare),
+            *(timing if run.cannot_train is None else []),
             Job("accuracy", "testing the model as it was at each snapshot", measure),
             Job("certificate", "measuring how exact the run is", partial(facts.certificate, run)),
         ])  # fmt: skip
@@ -62,7 +66,8 @@ class Api:
                 return facts.answer(self.run, self._spotlights.per)
             case requests.JobsRequest():
                 results = {name: self.jobs.result(name) for name in ("certificate", "accuracy")}
-                return {"jobs": self.jobs.to_list(), **results}
+                jobs = [*self.jobs.to_list(), *self._training.jobs()]
+                return {"jobs": jobs, **results, "training": self._training.to_dict()}
             case requests.InputsRequest():
                 return listing.answer(self.run, request)
             case requests.PredictRequest():
@@ -73,6 +78,10 @@ class Api:
                 return self._spotlights.spotlight(request)
             case requests.MuteRequest():
                 return self._muting.mute(request)
+            case requests.TrainRequest():
+                return self._training.train(request)
+            case requests.RetrainedRequest():
+                return self._training.retrained(request)
             case requests.PassagesRequest():
                 return passages.answer(self.run, request)
         raise TypeError(f"{type(request).__name__} has no answer")
@@ -82,14 +91,14 @@ class Api:
         done: Future[Answer] = Future()
         try:
             match request := parse_request(name, body):
-                case requests.JobsRequest():  # is sent often while everything else waits
+                case requests.JobsRequest() | requests.TrainRequest():  # while everything else waits
                     done.set_result(self.answer(request))
                     return done
                 case requests.SpotlightRequest() | requests.PassagesRequest():
                     worker = self._workers["keys"]
                 case requests.PredictRequest(step=step) if step is not None and step not in self.stops:
                     worker = self._workers["slots"]
-                case requests.MuteRequest() if self._muting.reads_slots(request):
+                case requests.MuteRequest() | requests.RetrainedRequest() if self._muting.reads_slots(request.mute):
                     worker = self._workers["slots"]
                 case _:
                     worker = self._workers["light"]
@@ -101,5 +110,6 @@ class Api:
     def close(self) -> None:
         """Answer nothing more. What is being computed goes on to its end, unheard."""
         self.jobs.stop()
+        self._training.stop()
         for worker in self._workers.values():
             worker.shutdown(wait=False, cancel_futures=True)

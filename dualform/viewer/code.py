@@ -19,7 +19,20 @@ if TYPE_CHECKING:
 
 def loaded(run: "OpenedRun", *lines: str) -> str:
     """Load the run alone, and go on with other lines."""
-    return "\n".join(["import dualform", "", f"memory = dualform.load({str(run.memory.path)!r})", *lines])
+    return "\n".join(["import dualform", "", *_loading(run), *lines])
+
+
+def _loading(run: "OpenedRun") -> list[str]:
+    """Load the run, with the recipe that it was opened with."""
+    path = repr(str(run.memory.path))
+    if run.cannot_train is not None:
+        return [f"memory = dualform.load({path})"]
+    if run.companions.recipe is None:
+        lines = ["from dualform.companions import own_recipe", f"recipe = own_recipe(dualform.load({path}))"]
+    else:
+        package, _, factory = run.companions.recipe.partition(":")
+        lines = [f"from {package} import {factory} as make_recipe", "recipe = make_recipe()"]
+    return [*lines, f"memory = dualform.load({path}, recipe=recipe)"]
 
 
 def opened(run: "OpenedRun") -> list[str]:
@@ -32,7 +45,7 @@ def opened(run: "OpenedRun") -> list[str]:
         "import dualform",
         f"from {package} import {factory}",
         "",
-        f"memory = dualform.load({str(run.memory.path)!r})",
+        *_loading(run),
         f"model = memory.model({factory}({arguments})).eval()",
     ]
 
@@ -143,6 +156,14 @@ def muted(sets: Sequence[MuteSet]) -> list[str]:
             conditions.append(f"position=[position for position in visited if {first} <= position < {end}]")
         views += f".without({', '.join(conditions)})"
     return [*lines, f"muted = memory{views}.model(model)"]
+
+
+def retrained(sets: Sequence[MuteSet]) -> list[str]:
+    """Train again without the examples of these sets."""
+    without = (
+        f"{{{', '.join(f'{name!r}: {_values(values)}' for name, values in mute_set.tags)}}}" for mute_set in sets
+    )
+    return [f"again = memory.retrain(without=[{', '.join(without)}])"]
 
 
 def _keyword(name: str, value: str) -> str:

@@ -47,6 +47,7 @@ def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
         "inputs": inputs,
         "per": per,
         "cannot": run.cannot,
+        "cannot_train": run.cannot_train,
         "missing": [{"what": what, "do": instead} for what, instead in run.missing.items()],
         "python": code.loaded(run, "print(memory)", "memory.summary()"),
         "example": None if run.text is None else example_prompt(run.text),

@@ -49,6 +49,9 @@ class Job:
             self.failed = "this failed unexpectedly; the terminal has the reason"
         self.done = True
 
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "what": self.what, "share": self.share, "done": self.done, "failed": self.failed}
+
 
 class Jobs:
     """Jobs that are done in order."""
@@ -79,7 +82,4 @@ class Jobs:
         return next(job.result for job in self._jobs if job.name == name)
 
     def to_list(self) -> list[dict[str, Any]]:
-        return [
-            {"name": job.name, "what": job.what, "share": job.share, "done": job.done, "failed": job.failed}
-            for job in self._jobs
-        ]
+        return [job.to_dict() for job in self._jobs]

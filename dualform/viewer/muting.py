@@ -58,9 +58,9 @@ class Muting:
         except QueryError:  # more than fits into memory: each is read when it is muted
             self._too_large = True
 
-    def reads_slots(self, request: MuteRequest) -> bool:
-        """Return whether slots have to be read for an answer."""
-        return bool(request.mute) and (self._too_large or not all(map(self._is_of_classes, request.mute)))
+    def reads_slots(self, sets: Sequence[MuteSet]) -> bool:
+        """Return whether slots have to be read to mute these."""
+        return bool(sets) and (self._too_large or not all(map(self._is_of_classes, sets)))
 
     def mute(self, request: MuteRequest) -> dict[str, Any]:
         """Say what the model says before, without the muted slots, and without them in each layer alone."""

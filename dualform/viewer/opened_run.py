@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from dualform import Memory, load
-from dualform.companions import importable, make, make_own, own_file, own_inputs, own_model
+from dualform.companions import importable, make, make_own, named_recipe, own_file, own_inputs, own_model, own_recipe
 from dualform.errors import DualformError, QueryError, Refused
 from dualform.inputs import Inputs, read_inputs
 from dualform.text import Text
@@ -26,6 +26,7 @@ from dualform.viewer.images import Pictures, Shape
 from dualform.viewer.outputs import Outputs
 
 POSITION = "position"
+_A_LOOP = "this run was recorded from a loop, which cannot be run again: train it by a dualform.Recipe"
 _SAVE_TEXT = "save the training text beside it with dualform.text.Text.save, and name it in about"
 
 
@@ -37,6 +38,7 @@ class Companions:
     inputs: Path | None = None
     class_names: tuple[str, ...] | None = None
     image_shape: Shape | None = None
+    recipe: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +57,7 @@ class OpenedRun:
     outputs: Outputs | None  # of the network, for all inputs
     missing: dict[str, str]  # what could not be had, and what to do about it
     cannot: dict[str, str]  # what this run has no answer to, and why
+    cannot_train: str | None  # why it cannot be trained again, and how to have that; None: it can
 
     @property
     def kind(self) -> str:
@@ -86,6 +89,7 @@ def open_run(path: str | Path, companions: Companions | None = None) -> OpenedRu
     """
     chosen = companions or Companions()
     memory, missing, cannot = load(path), dict[str, str](), dict[str, str]()
+    memory, cannot_train = _with_recipe(memory, chosen)
     model, network, text, inputs, outputs, drawing = chosen.model, None, None, None, None, None
     with _noted(missing, "model", required=chosen.model is not None):
         model = chosen.model or own_model(memory)
@@ -113,10 +117,22 @@ def open_run(path: str | Path, companions: Companions | None = None) -> OpenedRu
         drawing = DrawingConverter.of(pictures, inputs)
     classes = Classes.of(memory, output_names(memory.about, chosen.class_names))
     run = OpenedRun(
-        memory, chosen, classes, model, network, inputs, pictures, drawing, text, outputs, missing, cannot
+        memory, chosen, classes, model, network, inputs, pictures, drawing, text, outputs, missing, cannot,
+        cannot_train,
     )  # fmt: skip
     _note_limits(run)
     return run
+
+
+def _with_recipe(memory: Memory, chosen: Companions) -> tuple[Memory, str | None]:
+    """Open a run with the recipe that the user or the run names; also return why that cannot be, if it cannot."""
+    if memory.summary()["recipe"] is None and chosen.recipe is None:
+        return memory, _A_LOOP
+    reasons: dict[str, str] = {}
+    with _noted(reasons, "recipe", required=chosen.recipe is not None):
+        recipe = named_recipe(importable(chosen.recipe)) if chosen.recipe else own_recipe(memory)
+        memory = load(memory.path, recipe=recipe)
+    return memory, reasons.get("recipe")
 
 
 @contextmanager

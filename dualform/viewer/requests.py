@@ -248,6 +248,20 @@ class MuteRequest(Request):
 
 
 @dataclass(frozen=True)
+class TrainRequest(Request):
+    name = "train"
+    mute: Annotated[tuple[MuteSet, ...], _read_mute_sets]
+    stop: Annotated[bool, Document.flag] = False
+
+
+@dataclass(frozen=True)
+class RetrainedRequest(Request):
+    name = "retrained"
+    input: AnyInput
+    mute: Annotated[tuple[MuteSet, ...], _read_mute_sets]
+
+
+@dataclass(frozen=True)
 class PassagesRequest(Request):
     name = "passages"
     input: AnyInput
@@ -266,6 +280,8 @@ REQUESTS: dict[str, type[Request]] = {
         HistoryRequest,
         SpotlightRequest,
         MuteRequest,
+        TrainRequest,
+        RetrainedRequest,
         PassagesRequest,
     )
 }

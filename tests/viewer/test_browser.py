@@ -1,6 +1,7 @@
 """The page in a real browser: what a person sees and does, against what the memory itself says."""
 
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect
 
+import dualform
 from dualform.experiments import demo
 from dualform.experiments.language.training import MERGED
 from dualform.viewer.api import Api
 from dualform.viewer.opened_run import Companions, OpenedRun, open_run
+from tests import recipe_runs
 from tests.cli.conftest import call
 from tests.viewer import runs
 from tests.viewer.browser import PATIENCE, launched, opened, part
@@ -179,6 +182,65 @@ def test_muting_a_class_is_memory_without(browser: Browser, site: str, opened_ru
         expect(part(page, "chip")).to_have_count(1)
         part(page, "clear-mute").click()
         expect(tray).to_be_hidden()
+
+
+def test_training_again_without_what_is_muted(browser: Browser, tmp_path: Path, held: threading.Event) -> None:
+    path = recipe_runs.digits(tmp_path / "digits")
+    opened_run = open_run(path, Companions(model=recipe_runs.MODEL, recipe=recipe_runs.RECIPE))
+    for site in address(opened_run):
+        with opened(browser, f"{site}#spotlight?input=7&mute=label:9") as page:
+            tray = part(page, "tray-before-after")
+            expect(part(page, "train-time")).to_contain_text("about 1 s")
+            part(page, "train").click()
+            expect(part(page, "train-again")).to_contain_text(f"20 of {recipe_runs.STEPS} steps")
+            page.goto(f"{site}#spotlight?input=8&mute=label:8")  # which has to wait for the other
+            expect(part(page, "train-again")).to_contain_text("Training again without class 9")
+            expect(part(page, "prediction")).to_contain_text("The model says")
+            part(page, "train-stop").click()
+            held.set()
+            expect(part(page, "train")).to_be_enabled()
+            page.goto(f"{site}#spotlight?input=7&mute=label:9")
+            part(page, "train").click()
+            expect(part(page, "retrained")).to_contain_text(f"Trained again: {recipe_runs.STEPS} steps in")
+            again = dualform.load(path, recipe=recipe_runs.recipe()).retrain(without={"label": 9})
+            predicted, sure = said(opened_run, again, 7)
+            expect(tray).to_contain_text(f"trained again without them, {predicted} (")
+            found = re.search(r"trained again without them, \d+ \(>?([\d.]+)%\)", tray.inner_text())
+            assert found is not None
+            assert float(found[1]) == pytest.approx(sure, abs=0.1)
+            expect(tray.locator("rect.again").first).to_be_attached()
+            expect(part(page, "honest")).to_contain_text("training again is the true answer")
+            page.goto(f"{site}#spotlight?input=8&mute=label:9")  # what was trained is asked about other inputs at once
+            expect(tray).to_contain_text(f"trained again without them, {said(opened_run, again, 8)[0]} (")
+            page.goto(f"{site}#spotlight?input=7&mute=steps:5-20")
+            expect(part(page, "train-again")).to_contain_text("is no set of examples")
+            expect(part(page, "train")).to_have_count(0)
+
+
+def test_without_a_recipe_the_tray_says_how_to_train_again(browser: Browser, tmp_path: Path) -> None:
+    path = recipe_runs.digits(tmp_path / "digits", steps=10)
+    for site in address(open_run(path, Companions(model=recipe_runs.MODEL))):
+        with opened(browser, f"{site}#spotlight?input=7&mute=label:9") as page:
+            expect(part(page, "train-again")).to_contain_text("pass --recipe PACKAGE:FACTORY")
+            expect(part(page, "train")).to_have_count(0)
+    out = tmp_path / "report.html"
+    assert call("report", path, "-o", out, "--model", recipe_runs.MODEL, "--index", "3").exit_code == 0
+    with opened(browser, out.as_uri()) as page:
+        part(page, "thumb", index=3).click()
+        part(page, "mute-class", **{"class": 0}).click()
+        expect(part(page, "tray-before-after")).to_contain_text("Without them the model")
+        expect(part(page, "train-again")).to_be_hidden()
+
+
+def test_a_prompt_is_asked_of_the_model_that_was_trained_again(browser: Browser, tmp_path: Path) -> None:
+    path = recipe_runs.language(tmp_path / "language")
+    for site in address(open_run(path, Companions(recipe=recipe_runs.LANGUAGE_RECIPE))):
+        with opened(browser, f"{site}#prompt?prompt=the%20wolf&mute=id:0,8") as page:
+            part(page, "train").click()
+            expect(part(page, "retrained")).to_contain_text("Trained again: 40 steps in")
+            expect(part(page, "prompt-tray").locator(".changes .bar.again")).to_have_count(10)
+            page.goto(f"{site}#prompt?prompt=the%20wolf&mute=positions:0-50")
+            expect(part(page, "train-again")).to_contain_text("is no set of examples")
 
 
 def test_a_stretch_of_time_is_brushed_and_muted(browser: Browser, site: str) -> None:

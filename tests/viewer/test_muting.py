@@ -126,7 +126,7 @@ def test_classes_whose_weights_would_not_fit_are_read(
     monkeypatch.setattr(opened_run.memory, "group_weights", too_many)
     reading.prepare()
     sets: list[dict[str, Any]] = [{"label": [1]}, {"steps": [3, 9]}, {"task": ["triangles"]}]
-    assert reading.reads_slots(MuteRequest.parse({"input": {"index": 4}, "mute": sets[:1]}))
+    assert reading.reads_slots(MuteRequest.parse({"input": {"index": 4}, "mute": sets[:1]}).mute)
     found, expected = ask(reading, sets), ask(muting, sets)
     assert found["slots"] == expected["slots"]
     assert found["after"]["probabilities"] == pytest.approx(expected["after"]["probabilities"], abs=1e-4)
@@ -155,5 +155,5 @@ def test_a_document_is_muted(tmp_path_factory: pytest.TempPathFactory) -> None:
         assert one["probability"] == pytest.approx(expected, rel=1e-2, abs=1e-4)
     muted, every = answer["slots"]["lstm.l0"]
     assert 0 < muted < every
-    assert api._muting.reads_slots(MuteRequest.parse(body))
+    assert api._muting.reads_slots(MuteRequest.parse(body).mute)
     api.close()

@@ -22,6 +22,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "history": {"input": {"index": 3}},
     "spotlight": {"input": {"index": 3}, "layer": "2", "per": "id"},
     "mute": {"input": {"index": 3}, "mute": [{"day": ["ü"], "label": [3]}, {"steps": [1, 2], "positions": [0, 9]}]},
+    "train": {"mute": [{"label": [3]}], "stop": True},
+    "retrained": {"input": {"index": 3}, "mute": [{"label": [3]}]},
     "passages": {"input": {"prompt": "a\nb"}, "layer": "lstm.l0", "summed": False},
 }  # fmt: skip
 

@@ -17,6 +17,8 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from dualform.random_state import RANDOM
+
 
 @contextmanager
 def untouched(module: nn.Module, *, evaluating: bool) -> Iterator[None]:
@@ -84,8 +86,8 @@ def _gradients(module: nn.Module) -> Iterator[None]:
 def _random_state(module: nn.Module) -> Iterator[None]:
     devices = {parameter.device for parameter in module.parameters()} - {torch.device("cpu")}
     kind = next(iter(devices)).type if devices else "cuda"
-    python, legacy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng([device for device in devices if device.type == kind], device_type=kind):
+    with RANDOM, torch.random.fork_rng([device for device in devices if device.type == kind], device_type=kind):
+        python, legacy = random.getstate(), np.random.get_state()
         try:
             yield
         finally:

@@ -9,7 +9,7 @@ const REPORT = document.getElementById("answers");
 const ANSWERS = REPORT ? JSON.parse(REPORT.textContent) : null;
 const NOT_IN_REPORT = "This is not in the report. Open the run with: dualform view RUN";
 const MAX_REMEMBERED = 200; // answers, so that going back is instant
-const CHANGING = new Set(["run", "jobs", "inputs"]);
+const CHANGING = new Set(["run", "jobs", "inputs", "train"]);
 const remembered = new Map();
 const lossListeners = new Set();
 

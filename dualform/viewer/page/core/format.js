@@ -51,6 +51,14 @@ export function percent(p) {
   return signed(Number(p), `${Number(hundred.toFixed(1))}%`);
 }
 
+/** A time, roughly: "2 s", "3 min", "1.5 h". */
+export function duration(seconds) {
+  if (!known(seconds)) return NOTHING;
+  if (seconds < 89.5) return `${Math.max(1, Math.round(seconds))} s`;
+  if (seconds < 89.5 * 60) return `${Math.round(seconds / 60)} min`;
+  return `${Number((seconds / 3600).toFixed(1))} h`;
+}
+
 /** A size on disk: "1.2 GB". */
 export function bytes(n) {
   if (!known(n)) return NOTHING;

@@ -17,7 +17,7 @@ export function show(container, run) {
   const promptPanel = promptPart(run),
     expected = expectedPart(),
     passages = passagesPart(run),
-    tray = promptMuteTray(run);
+    tray = promptMuteTray(run, () => pending.update(current));
   let current = null,
     read = null; // what the page is about, and the last input that the model could read
   const isRead = () => inReport || Boolean(run.cannot.predict) || read === canonical(current.input);
@@ -48,6 +48,7 @@ export function show(container, run) {
     },
   });
   later(tray);
+  later(tray.again);
 
   const left = el("div", {class: "prompt-left"}, promptPanel.element, expected.element);
   container.replaceChildren(el("div", {class: "prompt-page"}, left, passages.element, tray.element));
@@ -61,6 +62,7 @@ export function show(container, run) {
     update,
     close() {
       promptPanel.close();
+      tray.close();
       pending.close();
     },
   };

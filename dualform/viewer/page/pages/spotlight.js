@@ -82,6 +82,13 @@ function plan(run, pending, parts) {
     fail: tray.fail,
     clear: tray.clear,
   });
+  pending.add({
+    lane: "fast",
+    needs: prepared,
+    wanted: (now) => (tray.isRetrained(now) && inputOf(now) ? ["retrained", {input: inputOf(now), mute: now.mute}] : null),
+    show: tray.showAgain,
+    fail: tray.failAgain,
+  });
   for (const {layer, show: shown, busy, fail, clear} of layers) {
     pending.add({what: "reading keys …", wanted: (now) => spot(now, layer.name), show: shown, busy, fail, clear});
   }
@@ -111,7 +118,7 @@ export function show(container, run) {
     charts: chartPanels(run),
     attention: attentionPanel(run),
     scrubber: scrubberPanel(run),
-    tray: muteTray(run),
+    tray: muteTray(run, () => pending.update(state.get())),
     banner: stepBanner(run),
   };
   const {shownInput, layers, charts, attention, scrubber, tray, banner} = parts;
@@ -139,6 +146,6 @@ export function show(container, run) {
       const drawing = isDrawn(now) && before !== null && isDrawn(before) && now.input !== before.input;
       pending.update(now, {drawing});
     },
-    close: () => [pending.close(), shownInput.close()],
+    close: () => [pending.close(), shownInput.close(), tray.close()],
   };
 }

@@ -1,4 +1,4 @@
-// What is muted, and what the model says without it. It stays in sight at the foot of the page.
+// What is muted, and what the model says without it, muted or trained again. It stays in sight at the foot of the page.
 import {compare} from "viewer/charts/compare";
 import {inReport} from "viewer/core/ask";
 import {classMark, className, classSet, outputName, outputRows, setName, taskSet} from "viewer/core/classes";
@@ -8,13 +8,15 @@ import {number, percent} from "viewer/core/format";
 import {link} from "viewer/core/highlight";
 import {canUndo, clear as clearAll, hasSet, toggleSet, undo} from "viewer/core/mute_sets";
 import {taskColour} from "viewer/core/palette";
+import {canonical} from "viewer/core/requests";
 import {panel} from "viewer/panels/panel";
+import {trainAgain} from "viewer/panels/train_again";
 
-const DISCLAIMER = "Recorded contributions removed, not retrained.";
 const MAX_ROWS = 5;
 const HELP =
   "The model's weights without what the muted slots added to them. Everything else is as it was recorded: " +
-  "a model trained without these examples would have learnt other things from the rest.";
+  "a model trained without these examples would have learnt other things from the rest. Where the run can be trained " +
+  "again, that model can be asked, too: of whole examples, in all layers.";
 
 function chip(run, set) {
   const name = setName(run, set);
@@ -63,9 +65,9 @@ function buttons(run) {
   };
 }
 
-function layerTable(run, task, answer) {
+function layerTable(run, task, answer, again) {
   const {predicted} = answer.before;
-  const muted = (name) => (answer.slots[name] ? number(answer.slots[name][0]) : "");
+  const muted = (name) => (Object.hasOwn(answer.slots, name) ? number(answer.slots[name][0]) : "");
   const row = ([name, prediction]) => [
     name,
     outputName(run, task, prediction.predicted),
@@ -73,7 +75,15 @@ function layerTable(run, task, answer) {
     muted(name),
   ];
   const head = ["muted in", "says", `P(${outputName(run, task, predicted)})`, "slots"];
-  return table(head, [["all layers", answer.after], ...Object.entries(answer.layers)].map(row), {numeric: [2, 3]});
+  const rows = [["all layers", answer.after], ...Object.entries(answer.layers)];
+  if (again) rows.push([el("b", {}, "trained again"), again]);
+  return table(head, rows.map(row), {numeric: [2, 3]});
+}
+
+/** What muting is; and what it is beside a training again. */
+export function disclaimer(retrained = false) {
+  if (!retrained) return "Recorded contributions removed, not retrained.";
+  return "Muting takes recorded contributions out; training again is the true answer.";
 }
 
 /** How many slots are muted, of how many: of each layer if all are alike, else of all together. */
@@ -85,7 +95,14 @@ export function slotWords({slots}) {
   return `${number(sum(0))} of ${number(sum(1))} slots muted, over all layers.`;
 }
 
-function headline(run, task, {before, after}) {
+function headline(run, task, {before, after}, again) {
+  const {predicted, probabilities} = again ?? {};
+  const share = again && ` (${percent(probabilities[predicted])})`;
+  const trained = again ? ["; trained again without them, ", el("b", {}, outputName(run, task, predicted)), share] : [];
+  return [...mutedWords(run, task, before, after), ...trained];
+}
+
+function mutedWords(run, task, before, after) {
   const was = before.predicted,
     is = after.predicted,
     name = (k) => outputName(run, task, k);
@@ -98,12 +115,13 @@ function headline(run, task, {before, after}) {
 // The tray is low: the outputs that matter, and the rest in one row.
 function compareRows(rows) {
   if (rows.length <= MAX_ROWS) return rows;
-  const size = ({before, after}) => Math.max(before, after);
+  const size = ({before, after, again = 0}) => Math.max(before, after, again);
   const least = rows.map(size).sort((a, b) => b - a)[MAX_ROWS - 2];
   const kept = rows.filter((row) => size(row) >= least).slice(0, MAX_ROWS - 1),
     rest = rows.filter((row) => !kept.includes(row));
   const sum = (name) => rest.reduce((total, row) => total + row[name], 0);
-  return [...kept, {label: "others", before: sum("before"), after: sum("after"), colour: "var(--quiet)", link: null}];
+  const sums = {before: sum("before"), after: sum("after"), ...("again" in rows[0] ? {again: sum("again")} : {})};
+  return [...kept, {label: "others", ...sums, colour: "var(--quiet)", link: null}];
 }
 
 function hintFor(run) {
@@ -112,7 +130,8 @@ function hintFor(run) {
   return "Click a training example, or mark a stretch of time, to see the model without it.";
 }
 
-export function muteTray(run) {
+export function muteTray(run, changed) {
+  const training = trainAgain(run, changed);
   const chips = el("div", {class: "row chips"});
   const back = button("Undo", undo, {title: "Undo the last muting (u)", "data-test": "undo-mute"});
   const none = button("Clear", clearAll, {"data-test": "clear-mute"});
@@ -125,12 +144,15 @@ export function muteTray(run) {
   const verdict = card.element.querySelector("h2");
   verdict.setAttribute("role", "status");
   verdict.after(caption);
+  verdict.closest("header").after(training.element);
   const undoing = el("span", {class: "row tray-undo"}, back, none, fold);
   const sets = el("div", {class: "row"}, el("b", {}, "Mute"), ...choices.elements, hint, chips);
   const bar = el("div", {class: "tray-bar"}, sets, undoing);
   const element = el("div", {class: "tray", "data-test": "tray"}, bar, card.element);
   let task = null,
-    label = null;
+    label = null,
+    muted = null, // {answer, about}, and the same of a training without them
+    retrained = null;
   if (run.cannot.mute) bar.replaceChildren(el("b", {}, "Mute"), el("span", {class: "quiet-text"}, run.cannot.mute));
 
   function folded(yes) {
@@ -149,31 +171,48 @@ export function muteTray(run) {
     choices.update(now);
     none.disabled = !some;
     back.disabled = !canUndo();
+    training.update(now);
   }
-  function show(answer) {
-    caption.textContent = `${DISCLAIMER} ${slotWords(answer)}`;
-    verdict.replaceChildren(...headline(run, task, answer));
+  function draw() {
+    const {answer, about} = muted;
+    const again = retrained && canonical(retrained.about) === canonical(about) ? retrained.answer : null;
+    caption.textContent = `${disclaimer(again !== null)} ${slotWords(answer)}`;
+    verdict.replaceChildren(...headline(run, task, answer, again?.again));
     const rows = outputRows(
       run,
       {task, label, predicted: answer.before.predicted},
       answer.before.probabilities.length,
-    ).map((row, k) => ({...row, before: answer.before.probabilities[k], after: answer.after.probabilities[k]}));
+    ).map((row, k) => ({
+      ...row,
+      before: answer.before.probabilities[k],
+      after: answer.after.probabilities[k],
+      ...(again && {again: again.again.probabilities[k]}),
+    }));
     card.show(
       el(
         "div",
         {class: "tray-parts"},
         compare({rows: compareRows(rows), unit: "probability"}),
-        layerTable(run, task, answer),
+        layerTable(run, task, answer, again?.again),
       ),
     );
-    card.data(rows.map(({label: output, before, after}) => ({output, before, after})));
-    card.python(answer.python);
+    card.data(rows.map(({label: output, before, after, again: then}) => ({output, before, after, ...(again && {again: then})})));
+    card.python((again ?? answer).python);
+  }
+  function show(answer, about) {
+    muted = {answer, about};
+    draw();
+  }
+  function showAgain(answer, about) {
+    retrained = {answer, about};
+    training.tell(answer);
+    if (muted) draw();
   }
   function busy(text) {
-    if (text && !caption.textContent) caption.textContent = DISCLAIMER;
+    if (text && !caption.textContent) caption.textContent = disclaimer();
     card.busy(text);
   }
-  const clear = () => [(caption.textContent = ""), card.show([])];
+  const clear = () => [(caption.textContent = ""), (muted = retrained = null), card.show([])];
   return {
     element,
     update,
@@ -181,6 +220,10 @@ export function muteTray(run) {
     busy,
     fail: card.fail,
     clear,
+    isRetrained: training.has,
+    showAgain,
+    failAgain: training.fail,
+    close: training.close,
     predicted: (answer) => {
       ({task, label} = answer ?? {task: null, label: null});
       choices.mark(answer);

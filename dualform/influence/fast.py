@@ -1,0 +1,222 @@
+"""Estimate influence from a recording alone: what outputs would have been, had an example not been trained on.
+
+    estimate(view, asked, visits, tests)        # (tests, visits): output with a visit, less output without it
+
+Two estimates, each good at what the other is not, brought to one scale and averaged. Both come from one walk back
+through the training, with the adjoint of the optimiser: R_i is what the output gains by the gradient of step i.
+
+**Whitened contributions.** A contribution, < R_i, e_i x_i^T > with R_i along g q^T, counts how near a slot's key is to
+the query. Others that are as near would have made up for it: so q is whitened by the second moment of all keys.
+
+**The compressed adjoint.** What a visit has added is followed through all later steps, in which others corrected it:
+
+    tau_i = < R_i, e_i x_i^T >
+    pW   += n F_j tau_j e_j x_j^T       for all slots j of step i, before the next one back
+
+where F = u^T (diag p - p p^T) u / |u|^4 is the curvature of softmax cross-entropy along u = p - y, the error at the
+output, known from the errors that were recorded. The adjoint stays g q^T and slots, so that no matrix is made: products
+of g q^T with slots are exact, those of slots with slots go through some hundred features (moments.py).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dualform.algebra import Step
+from dualform.dual.coefficients import rule_of
+from dualform.errors import QueryError, listing
+from dualform.influence.moments import Features, Moments, is_followed, key_rows, second_moments
+from dualform.influence.visits import Visits
+from dualform.influence.walk import LayerStep, walk_back
+from dualform.kinds import paired_with
+from dualform.slots import Block, View
+from dualform.store import Layer
+
+FEATURES = 512  # of a layer
+_TINY = 1e-30
+_ROUNDING = 1e-2  # of the sum of a row's sizes, that its sum may be off
+_LOOKED_AT = 4  # steps, whose errors tell what the loss is
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a layer: queries, and for each the gradient of the output at the layer's own output."""
+
+    queries: Tensor  # (queries, d_in)
+    directions: Tensor  # (queries, d_out)
+    owners: Tensor  # (queries,): the test input that each belongs to
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Influence of visits on outputs, and what a reader should know of it."""
+
+    scores: Tensor  # (tests, visits), float32
+    notes: Sequence[str]
+
+
+def estimate(view: View, asked: Mapping[str, Asked], visits: Visits, tests: int, progress: Progress) -> Estimate:
+    """Estimate the influence of all visits on the outputs of some tests."""
+    left_out = [name for name in asked if rule_of(view.run, view.run.layers[name]).matrices]
+    names, notes = [name for name in asked if name not in left_out], list[str]()
+    if not names:
+        raise QueryError("all layers were trained by Muon, whose steps are not followed back: use method='exact'")
+    if left_out:
+        notes.append(f"without {listing(left_out)}, which Muon has trained: its steps are not followed back")
+    output = visits.layer or names[-1]
+    why_not = why_no_curvature(view, output)
+    moments = second_moments(view, [name for name in names if is_followed(view.run.layers[name])])
+    layers = {name: _FollowedLayer(view.run.layers[name], asked[name], moments.get(name), tests) for name in names}
+    direct_only = [name for name, layer in layers.items() if layer.features is None]
+    if direct_only and why_not is None:
+        notes.append(f"corrections by later steps are not followed through {listing(direct_only)}")
+    whitened = torch.zeros(tests, len(visits))
+    adjoint = torch.zeros(tests, len(visits))
+    for number, steps in walk_back(view, names):
+        of_step = visits.of_step(number)
+        count = of_step.stop - of_step.start
+        for name, layer in layers.items():
+            places = torch.from_numpy(visits.places(number, steps[name].blocks))
+            white, corrected = layer.take(steps[name], places, count)
+            whitened[:, of_step] += white
+            adjoint[:, of_step] += corrected
+        if why_not is None and count:
+            curved = curvature(steps[output].blocks) * adjoint[:, of_step]  # (tests, visits of the step)
+            for layer in layers.values():
+                layer.correct(curved)
+        progress(view.selection.until - number, view.selection.until)
+    if why_not is not None:
+        notes.append(f"by whitened contributions alone, whose unit is none of the output's: {why_not}")
+        return Estimate(whitened, notes)
+    return Estimate(_averaged(adjoint, whitened, visits), notes)
+
+
+class _FollowedLayer:
+    """The adjoint of one layer's parameters: g q^T, times numbers; and slots, by their features."""
+
+    def __init__(self, layer: Layer, asked: Asked, moments: Moments | None, tests: int) -> None:
+        self._layer, self._tests = layer, tests
+        self._directions, self._owners = asked.directions.float(), asked.owners
+        self._queries, self._white = asked.queries.float(), asked.queries.float()
+        self.features: Features | None = None
+        self._own, self._others = _Recursion(torch.ones(())), _Recursion(torch.zeros(()))
+        self._made: list[tuple[Tensor, Tensor]] = []  # features of the slots of this step, and whose they are
+        if moments is not None:
+            pairs = [paired_with(use, asked.queries.double()) for use in layer.trained]
+            self._queries = torch.cat(pairs, dim=1).float()
+            self._white = moments.whitened(torch.cat(pairs, dim=1)).float()
+            self.features = moments.features(FEATURES)
+            count = 0 if self.features is None else len(self.features.row)
+            self._others = _Recursion(torch.zeros(count, tests))
+
+    def take(self, of: LayerStep, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Follow one step back; return what each visit of it has, whitened and followed: (tests, visits)."""
+        whitened, followed = torch.zeros(self._tests, count), torch.zeros(self._tests, count)
+        self._made = []
+        if of.step is None:
+            return whitened, followed
+        own, others = self._own.back(of.step), self._others.back(of.step)
+        first = 0
+        for block in of.blocks:
+            index = places[first : first + len(block)]
+            first += len(block)
+            white, near, corrected = self._products(of, block, index, others)
+            whitened.index_add_(1, index, (own * white).mT)
+            followed.index_add_(1, index, (own * near + corrected).mT)
+        return whitened, followed
+
+    def _products(
+        self, of: LayerStep, block: Block, index: Tensor, others: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Return products with whitened and plain queries, and with what other slots have left: (slots, tests)."""
+        values = block.values.float()
+        factor = torch.from_numpy(block.factors(self._layer.trained[0])).float()[:, None]
+        if self.features is None:
+            near = sum(
+                block.keys.of(use).contributions(values, paired_with(use, self._queries), self._directions)
+                for use in self._layer.trained
+            )
+            near = self._by_test(torch.as_tensor(near) * factor)
+            return near, near, 0.0
+        keys = key_rows(self._layer, block)
+        scaled_keys = keys if of.columns is None else keys * of.columns.float()
+        scaled = (values if of.rows is None else values * of.rows.float()) * factor
+        along = scaled @ self._directions.mT  # (slots, queries)
+        white = self._by_test(along * (scaled_keys @ self._white.mT))
+        near = self._by_test(along * (scaled_keys @ self._queries.mT))
+        made = self.features.of(keys, values)
+        self._made.append((made, index))
+        plain = of.rows is None and of.columns is None
+        corrected = (made * factor if plain else self.features.of(scaled_keys, scaled)) @ others
+        return white, near, corrected
+
+    def correct(self, curved: Tensor) -> None:
+        """Take up the slots of this step, given what the curvature makes of each visit: (tests, visits)."""
+        for made, index in self._made:
+            self._others.weight += made.mT @ curved[:, index].mT
+
+    def _by_test(self, by_query: Tensor) -> Tensor:
+        """Sum up (slots, queries) over the queries of each test."""
+        if by_query.shape[1] == self._tests and bool((self._owners == torch.arange(self._tests)).all()):
+            return by_query
+        return by_query.new_zeros(len(by_query), self._tests).index_add_(1, self._owners, by_query)
+
+
+class _Recursion:
+    """The adjoint of a parameter and of its momentum, back through steps: of numbers, or of columns of features."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight, self._momentum = weight, torch.zeros_like(weight)
+
+    def back(self, step: Step) -> Tensor:
+        """Return the adjoint of the gradient of the step before those followed so far."""
+        momentum = self._momentum - step.beta * self.weight
+        gradient: Tensor = step.sign * (step.intake * momentum - step.alpha * self.weight)
+        self.weight = step.keep * self.weight + (step.decay / step.sign) * gradient
+        self._momentum = step.carry * momentum
+        return gradient
+
+
+def curvature(blocks: Sequence[Block]) -> Tensor:
+    """Return n F of each visit of a step: the curvature of its loss along its error, as the step counts it."""
+    errors = torch.cat([block.values.double() for block in blocks])
+    u = errors * len(errors)
+    p = u.clone()
+    p[torch.arange(len(u)), u.argmin(dim=1)] += 1
+    p = p.clamp(min=0)
+    curved = (p * u.square()).sum(dim=1) - (p * u).sum(dim=1).square()
+    return (len(errors) * curved / u.square().sum(dim=1).square().clamp(min=_TINY)).float()
+
+
+def why_no_curvature(view: View, layer: str) -> str | None:
+    """Return why the errors of the output layer are not those of a mean of softmax cross-entropies; None: they are."""
+    slots, until = view.slots(layer), view.selection.until
+    if slots.layer.d_out < 2:
+        return f"layer {layer!r} has a single output, so that the loss is no cross-entropy"
+    for _, chapter in (view.run.chapters[0], view.run.chapters[-1]):
+        for passes in list(slots.passes_of_all(chapter).values())[:_LOOKED_AT]:
+            errors = torch.cat([slots.block(rows).values.double() for rows in passes])
+            sizes = errors.abs().sum(dim=1)
+            negative = ((errors < 0) & (errors.abs() > _ROUNDING * sizes[:, None])).sum(dim=1)
+            balanced = errors.sum(dim=1).abs() <= _ROUNDING * sizes
+            if not bool(balanced.all()) or bool((negative > 1).any()):
+                return f"the errors of layer {layer!r} are not those of a softmax cross-entropy"
+            if bool((errors.amin(dim=1) * len(errors) < -1 - _ROUNDING).any()):
+                return "the loss is not a mean over the examples of a step"
+    return None if until else "no step was recorded"
+
+
+def _averaged(adjoint: Tensor, whitened: Tensor, visits: Visits) -> Tensor:
+    """Return the mean of both, in the unit of the first: both have the same size over examples, test by test."""
+    number, first = visits.examples
+    index = torch.from_numpy(number)
+
+    def size(scores: Tensor) -> Tensor:
+        summed = torch.zeros(len(scores), len(first), dtype=torch.float64).index_add_(1, index, scores.double())
+        return summed.square().mean(dim=1, keepdim=True).sqrt()
+
+    scale = size(adjoint) / size(whitened).clamp(min=_TINY)
+    return (adjoint + whitened * scale.float()) / 2

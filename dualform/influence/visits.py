@@ -1,0 +1,91 @@
+"""Number the visits of a training: each slot of the layer that computes the output is one, with its step and tags.
+
+    visits = Visits.of(view, "2")
+    visits.places(block)            # which visit each slot of any layer belongs to: (slots,)
+
+Slots of other layers belong to the same visits: one by one, where a layer has as many in a step, or by `id`, where it
+has more of each example, as a convolution has.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dualform.errors import QueryError
+from dualform.slots import Block, View
+
+Array = NDArray[Any]
+_ID = "id"
+
+
+class Visits:
+    """All visits of a run, in order.
+
+    Args:
+        layer: The layer whose slots they are; None: they are told by a recipe.
+        until: The step before which they are.
+        steps: Of each visit, ascending.
+        columns: Tags of each visit.
+    """
+
+    def __init__(self, layer: str | None, until: int, steps: Array, columns: Mapping[str, Array]) -> None:
+        self.layer, self.until, self.steps, self.columns = layer, until, steps, columns
+        self._bounds = np.searchsorted(steps, np.arange(until + 1))
+
+    @classmethod
+    def of(cls, view: View, layer: str) -> "Visits":
+        """Return the slots of a layer."""
+        until = view.selection.until
+        steps, columns = list[Array](), {tag: list[Array]() for tag in view.run.tags}
+        for shard in view.run.slot_shards(layer):
+            of_passes, rows = shard.passes(layer)
+            steps.append(np.repeat(of_passes, rows))
+            for tag, parts in columns.items():
+                parts.append(shard.decoded(layer, tag))
+        every = np.concatenate([np.empty(0, dtype=np.int64), *steps])
+        count = int(np.searchsorted(every, until))
+        known = {tag: np.concatenate(parts)[:count] for tag, parts in columns.items() if parts}
+        return cls(layer, until, every[:count], known)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def of_step(self, step: int) -> slice:
+        """Return which visits are of a step."""
+        return slice(int(self._bounds[step]), int(self._bounds[step + 1]))
+
+    def places(self, step: int, blocks: Sequence[Block]) -> Array:
+        """Return the place of each slot of a layer, in one step, among the visits of that step: (slots,)."""
+        visits, slots = self.of_step(step), sum(map(len, blocks))
+        count = visits.stop - visits.start
+        if slots == count:
+            return np.arange(slots)
+        if _ID not in self.columns:
+            raise QueryError(
+                f"step {step} has {count} visits and {slots} slots of another layer, and no tag {_ID!r} says whose "
+                "they are: record with recorder.tag(id=...)"
+            )
+        own = np.concatenate([block.tag(_ID) for block in blocks])
+        order, known = self._ids_of_step(step)
+        found = np.searchsorted(known, own)
+        inside = np.minimum(found, max(len(known) - 1, 0))
+        if not count or (known[inside] != own).any():
+            raise QueryError(f"step {step}: a layer has slots of examples that no visit of layer {self.layer!r} is of")
+        places: Array = order[inside]
+        return places
+
+    def _ids_of_step(self, step: int) -> tuple[Array, Array]:
+        ids = self.columns[_ID][self.of_step(step)]
+        known, first = np.unique(ids, return_index=True)
+        return first, known
+
+    @cached_property
+    def examples(self) -> tuple[Array, Array]:
+        """The number of each visit's example, and the first visit of each example; without ids, visits themselves."""
+        if _ID not in self.columns:
+            return np.arange(len(self)), np.arange(len(self))
+        _, first, number = np.unique(self.columns[_ID], return_index=True, return_inverse=True)
+        return number, first
