@@ -31,7 +31,7 @@ from benchmarks.command import run
 from benchmarks.turns import take_turns
 from dualform.datasets import image_catalogue
 from dualform.datasets.images import standardised
-from dualform.experiments.loops import epochs
+from dualform.experiments.loops import ShuffledEpochs
 
 _WIDTHS = (784, 800, 800, 10)
 _BATCH = 128
@@ -48,7 +48,8 @@ class Data:
 
     def batches(self, steps: int) -> Iterator[Tensor]:
         """Yield the examples of each step."""
-        return epochs(len(self.images), _BATCH, steps, seed=0)
+        epochs = ShuffledEpochs([(len(self.images), steps)], _BATCH, torch.Generator().manual_seed(0))
+        return (epochs[step].rows for step in range(steps))
 
 
 def mnist(directory: Path) -> Data:

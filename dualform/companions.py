@@ -1,6 +1,7 @@
-"""Find the model and the files that belong to a run, or that the user has named.
+"""Find the model, the recipe and the files that belong to a run, or that the user has named.
 
     network = memory.model(make_own(memory))
+    memory = dualform.load(memory.path, recipe=own_recipe(memory))
     inputs = read_inputs(own_inputs(memory))
 
 A run itself may name only code of this package and files in its own directory.
@@ -9,14 +10,15 @@ A run itself may name only code of this package and files in its own directory.
 import os
 import sys
 from importlib import import_module
+from inspect import signature
 from os.path import realpath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from dualform.errors import QueryError, UnknownName
+from dualform.errors import DataError, QueryError, UnknownName, listing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
 
@@ -34,6 +36,16 @@ TRUSTED_MODELS = (
     "dualform.experiments.cifar.network:digits_network",
     "dualform.experiments.language.network:LanguageModel",
 )
+
+# And recipes: functions of arguments that are checked, and of where data are, which no run says.
+TRUSTED_RECIPES = (
+    "dualform.experiments.demo:recipe",
+    "dualform.experiments.recipes:image_recipe",
+    "dualform.experiments.recipes:convolutional_recipe",
+    "dualform.experiments.recipes:language_recipe",
+)
+_NAME_RECIPE = "pass --recipe PACKAGE:FACTORY, a function that makes it"
+_MAX_PHASES = 16
 
 
 def own_model(memory: "Memory") -> str:
@@ -60,6 +72,56 @@ def make_own(memory: "Memory") -> "nn.Module":
         outline = make(named, arguments)
     memory.check_model(outline)
     return make(named, arguments)
+
+
+def own_recipe(memory: "Memory", data: Path | None = None) -> "Recipe":
+    """Return the recipe that a run names: only this package's code, with arguments that the run holds.
+
+    Args:
+        memory: of the run.
+        data: where to look for data sets first; they are downloaded if they are nowhere.
+    """
+    import torch
+
+    named, arguments = memory.about.get("recipe"), memory.about.get("recipe_arguments")
+    if named not in TRUSTED_RECIPES:
+        hint = f"; the run names {named}, pass it if you trust it" if isinstance(named, str) else ""
+        raise QueryError(f"which recipe? {_NAME_RECIPE}{hint}")
+    package, _, factory = str(named).partition(":")
+    make_recipe = getattr(import_module(package), factory)
+    checked = _checked_arguments(make_recipe, arguments)
+    places = {"data": data} if "data" in signature(make_recipe).parameters else {}
+    try:
+        recipe: Recipe = make_recipe(**checked, **places)
+        with torch.device("meta"):  # as in make_own
+            memory.check_model(recipe.model())
+    except DataError:
+        raise
+    except Exception as error:  # torch has its own for sizes that are none
+        raise QueryError(f"the recipe that the run names is not its own: {error}; {_NAME_RECIPE}") from error
+    return recipe
+
+
+def _checked_arguments(factory: "Callable[..., Recipe]", arguments: Any) -> dict[str, Any]:
+    """Return what a run says of its recipe; raise unless these are the arguments of the factory, each of its type."""
+    expected = {name: kind for name, kind in get_type_hints(factory).items() if name not in ("data", "return")}
+    if not isinstance(arguments, dict) or {*arguments} != {*expected}:
+        raise QueryError(
+            f"the recipe that the run names needs {listing(expected)}, which it does not hold: {_NAME_RECIPE}"
+        )
+    for name, kind in expected.items():
+        if not _is_argument(arguments[name], kind):
+            raise QueryError(f"the run's recipe has a {name!r} that is none: {_NAME_RECIPE}")
+    return arguments
+
+
+def _is_argument(value: Any, kind: Any) -> bool:
+    """Return whether a value that a run holds is a name, a small count, or a list of them."""
+    if kind is str:
+        return isinstance(value, str)
+    if kind is int:
+        return type(value) is int and 0 <= value < 1 << 31
+    return isinstance(value, list) and 0 < len(value) <= _MAX_PHASES and all(_is_argument(one, int) for one in value)
 
 
 def own_inputs(memory: "Memory") -> Path:
@@ -132,49 +194,31 @@ def make(named: str, arguments: "Mapping[str, float] | None" = None) -> "nn.Modu
     """
     from torch import nn
 
-    package, _, factory = named.partition(":")
-    if not package or not factory:
-        raise QueryError(f"--model must be PACKAGE:FACTORY, such as my_project.models:mlp, not {named!r}")
-    try:
-        module = import_module(package)
-    except Exception as error:
-        raise QueryError(f"cannot import {package!r}: {type(error).__name__}: {error}") from error
-    if not hasattr(module, factory):
-        raise UnknownName(f"factory in {package} called", factory, (n for n in vars(module) if not n.startswith("_")))
-    try:
-        made = getattr(module, factory)(**(arguments or {}))
-    except Exception as error:
-        raise QueryError(f"{named} does not make a model: {type(error).__name__}: {error}") from error
+    made = _called(named, arguments or {}, "model", "my_project.models:mlp")
     if not isinstance(made, nn.Module):
         raise QueryError(f"{named} must make a torch.nn.Module, it made a {type(made).__name__}")
     return made
 
 
-# Recipes that a run itself may name, with the arguments that it holds.
-TRUSTED_RECIPES: tuple[str, ...] = ()
-
-
-def own_recipe(memory: "Memory", data: Path | None = None) -> "Recipe":
-    """Return the recipe that a run names: only this package's code, for opening a run must not run unknown code.
+def named_recipe(named: str) -> "Recipe":
+    """Make a recipe.
 
     Args:
-        memory: of the run.
-        data: directory in which its data are looked for first.
+        named: PACKAGE:FACTORY, a module and a function in it that is called without arguments.
     """
-    named = memory.about.get("recipe")
-    if named in TRUSTED_RECIPES:
-        return named_recipe(str(named))
-    hint = f"; the run names {named}, pass it if you trust it" if isinstance(named, str) else ""
-    raise QueryError(f"which recipe? pass --recipe PACKAGE:FACTORY, a function that makes it{hint}")
+    from dualform import Recipe
+
+    made = _called(named, {}, "recipe", "my_project.training:recipe")
+    if not isinstance(made, Recipe):
+        raise QueryError(f"{named} must make a dualform.Recipe, it made a {type(made).__name__}")
+    return made
 
 
-def named_recipe(named: str) -> "Recipe":
-    """Make the recipe that a user has named: PACKAGE:FACTORY, a module and a function in it."""
-    from dualform.recipe import Recipe
-
+def _called(named: str, arguments: "Mapping[str, Any]", what: str, example: str) -> Any:
+    """Import a factory that the user has named, and call it."""
     package, _, factory = named.partition(":")
     if not package or not factory:
-        raise QueryError(f"--recipe must be PACKAGE:FACTORY, such as my_project.training:recipe, not {named!r}")
+        raise QueryError(f"--{what} must be PACKAGE:FACTORY, such as {example}, not {named!r}")
     try:
         module = import_module(package)
     except Exception as error:
@@ -182,9 +226,6 @@ def named_recipe(named: str) -> "Recipe":
     if not hasattr(module, factory):
         raise UnknownName(f"factory in {package} called", factory, (n for n in vars(module) if not n.startswith("_")))
     try:
-        made = getattr(module, factory)()
+        return getattr(module, factory)(**arguments)
     except Exception as error:
-        raise QueryError(f"{named} does not make a recipe: {type(error).__name__}: {error}") from error
-    if not isinstance(made, Recipe):
-        raise QueryError(f"{named} must make a dualform.Recipe, it made a {type(made).__name__}")
-    return made
+        raise QueryError(f"{named} does not make a {what}: {type(error).__name__}: {error}") from error

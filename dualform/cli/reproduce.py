@@ -1,6 +1,7 @@
 """`dualform reproduce`: train and record the paper's experiments, and compare with its numbers."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,7 +27,25 @@ Data = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for results; default: results/EXPERIMENT.")]
 Seeds = Annotated[int, typer.Option(metavar="N", min=1, help="How many networks to train.")]
-KeepRun = Annotated[bool, typer.Option("--keep-run", help="Keep the recorded runs, gigabytes each.")]
+
+
+class Kept(StrEnum):
+    """What is stored of a training."""
+
+    slots = "slots"
+    snapshots = "snapshots"
+
+
+Keep = Annotated[
+    Kept,
+    typer.Option(
+        help="What is stored of a training: its slots, gigabytes, or snapshots, a few megabytes, from which slots are "
+        "made again for each question."
+    ),
+]
+KeepRun = Annotated[
+    bool, typer.Option("--keep-run", help="Keep the recorded runs, in DIR/runs, to ask them more later.")
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace existing results.")]
 
 _IMAGES = {  # spelled out here because their module needs torch
@@ -57,6 +76,7 @@ def _image_command(name: str, summary: str) -> Callable[..., None]:
             typer.Option(metavar="[TASK:]I", help="Draw this test input instead of the paper's; repeatable."),
         ] = None,
         out: Out = None,
+        keep: Keep = Kept.slots,
         keep_run: KeepRun = False,
         overwrite: Overwrite = False,
         as_json: AsJson = False,
@@ -65,7 +85,7 @@ def _image_command(name: str, summary: str) -> Callable[..., None]:
         from dualform.experiments.plan import IMAGE_EXPERIMENTS, ImageOptions
 
         place, screen, stage = _begin(name, out, overwrite, as_json)
-        options = ImageOptions(dataset, data, seeds, steps, keep_run, tuple(index or ()))
+        options = ImageOptions(dataset, data, seeds, steps, keep.value, keep_run, tuple(index or ()))
         outcome = experiments.reproduce(IMAGE_EXPERIMENTS[name], options, place, stage)
         _print_results(screen, outcome, as_json)
         if not outcome.certified:
@@ -90,6 +110,7 @@ def _cifar_command(
         list[str] | None, typer.Option(metavar="I", help="Draw this test input instead; repeatable.")
     ] = None,
     out: Out = None,
+    keep: Keep = Kept.slots,
     keep_run: KeepRun = False,
     overwrite: Overwrite = False,
     as_json: AsJson = False,
@@ -98,7 +119,7 @@ def _cifar_command(
     from dualform.experiments.cifar.reproduce import reproduce as run
 
     place, screen, stage = _begin("cifar", out, overwrite, as_json)
-    outcome = run(CnnOptions(dataset, data, seeds, steps, keep_run, tuple(index or ())), place, stage)
+    outcome = run(CnnOptions(dataset, data, seeds, steps, keep.value, keep_run, tuple(index or ())), place, stage)
     _print_results(screen, outcome, as_json)
     if not outcome.certified:
         raise typer.Exit(1)
@@ -146,6 +167,8 @@ def _language_command(name: str, summary: str) -> Callable[..., None]:
         merge: Merge = None,
         values: Values = False,
         out: Out = None,
+        keep: Keep = Kept.slots,
+        keep_run: KeepRun = False,
         overwrite: Overwrite = False,
         as_json: AsJson = False,
     ) -> None:
@@ -153,28 +176,33 @@ def _language_command(name: str, summary: str) -> Callable[..., None]:
         from dualform.experiments.language.reproduce import reproduce as run
 
         place, screen, stage = _begin(name, out, overwrite, as_json)
-        options = LanguageOptions(dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values)
+        options = LanguageOptions(
+            dataset, data, text, tuple(prompt or ()), hidden, steps, merge, values, keep.value, keep_run
+        )
         _print_results(screen, run(LANGUAGE_EXPERIMENTS[name], options, place, stage), as_json)
-        if not as_json:
-            screen.print(f'Ask it more: dualform attend {place / "runs" / name} --prompt "..."')
+        asked_later = text is None or keep is Kept.slots  # else its recipe is wanted, which a run cannot name
+        if keep_run and asked_later and not as_json:
+            screen.print(f'Ask it more: dualform attend {place / "runs" / "seed-0"} --prompt "..."')
 
     command.__doc__ = f"""{summary}
 
     Trains an LSTM and records the keys of its gates, then asks: which positions of the training text does the last
-    token of a prompt attend to? Writes results.md, results.json and index.html, and keeps the run to be asked again.
+    token of a prompt attend to? Writes results.md, results.json and index.html.
     """
     return command
 
 
 for _name, _summary in _IMAGES.items():
-    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --dataset digits")(
-        _image_command(_name, _summary)
-    )
-reproduce.command("cifar", epilog="Example: dualform reproduce cifar --dataset digits")(_cifar_command)
+    reproduce.command(
+        _name, epilog=f"Example: dualform reproduce {_name} --dataset digits, or with --keep snapshots --keep-run"
+    )(_image_command(_name, _summary))
+reproduce.command(
+    "cifar", epilog="Example: dualform reproduce cifar --dataset digits, or with --keep snapshots --keep-run"
+)(_cifar_command)
 for _name, _summary in _LANGUAGE.items():
-    reproduce.command(_name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear'")(
-        _language_command(_name, _summary)
-    )
+    reproduce.command(
+        _name, epilog=f"Example: dualform reproduce {_name} --text my_letters.txt --prompt 'Dear' --keep-run"
+    )(_language_command(_name, _summary))
 
 
 def _begin(name: str, out: Path | None, overwrite: bool, as_json: bool) -> "tuple[Path, Console, Stage]":

@@ -27,13 +27,14 @@ from dualform import plots
 from dualform.datasets.digits import CLASS_NAMES, IMAGE_SHAPE, load
 from dualform.datasets.images import ImageSet, standardised
 from dualform.errors import UnknownName
-from dualform.experiments.loops import epochs, one_thread, seeded
+from dualform.experiments.loops import ShuffledEpochs, one_thread, seeded
 from dualform.inputs import INPUTS, save_inputs
 
-MODEL = "dualform.experiments.demo:network"
+MODEL, RECIPE = "dualform.experiments.demo:network", "dualform.experiments.demo:recipe"
 PNG, CONTRIBUTION_PNG, PDF = "spotlight.png", "contribution.png", "spotlight.pdf"
 STEPS = 1300
 BATCH = 32
+_MAX_STEPS = 10**9  # batches are drawn as they are asked for
 DIGITS_PER_ROW = 5  # training digits that are shown of each kind
 OUTPUT = "output"  # the layer that computes the logits
 ABOUT = {"model": MODEL, "inputs": INPUTS, "class_names": list(CLASS_NAMES), "image_shape": list(IMAGE_SHAPE)}
@@ -101,6 +102,31 @@ class DigitClassifier:
         return float((self.predictions == self.digits.test.labels).float().mean())
 
 
+def recipe(optimizer: str, seed: int) -> dualform.Recipe:
+    """Return how the demo's network is trained; the same seed gives the same run.
+
+    Args:
+        optimizer: a key of OPTIMIZERS.
+        seed: of the initial weights and the batches.
+    """
+    train, name = load().train, optimizer_name(optimizer)
+    images, labels = standardised(train.raw, by=train.raw), train.labels
+    epochs = ShuffledEpochs([(len(labels), _MAX_STEPS)], BATCH, torch.Generator().manual_seed(seed))
+
+    def batch(step: int) -> dict[str, Tensor]:
+        ids = epochs[step].rows
+        return {"id": ids, "image": images[ids], "label": labels[ids]}
+
+    return dualform.Recipe(
+        model=lambda: seeded(network, seed),
+        optimizer=lambda model: make_optimizers(name, model),
+        batch=batch,
+        losses=lambda model, batch: F.cross_entropy(model(batch["image"]), batch["label"], reduction="none"),
+        tags=["label"],
+        seed=seed,
+    )
+
+
 def train(
     path: str | Path,
     *,
@@ -110,7 +136,7 @@ def train(
     overwrite: bool = False,
     progress: Callable[[int], None] = lambda step: None,
 ) -> DigitClassifier:
-    """Train and record; the same seed gives the same run.
+    """Train and record.
 
     Args:
         path: of the run.
@@ -122,21 +148,10 @@ def train(
     """
     optimizer = optimizer_name(optimizer)
     digits = load()
-    model = seeded(network, seed)
-    steppers = make_optimizers(optimizer, model)
-    images, labels = standardised(digits.train.raw, by=digits.train.raw), digits.train.labels
-    with (
-        one_thread(),
-        dualform.record(model, steppers, path, dtype="float32", overwrite=overwrite, about=ABOUT) as recorder,
-    ):
-        for step, ids in enumerate(epochs(len(labels), BATCH, steps, seed)):
-            recorder.tag(id=ids, label=labels[ids])
-            loss = F.cross_entropy(model(images[ids]), labels[ids])
-            model.zero_grad()
-            loss.backward()
-            for stepper in steppers:
-                stepper.step()
-            progress(step)
+    about = {**ABOUT, "recipe": RECIPE, "recipe_arguments": {"optimizer": optimizer, "seed": seed}}
+    model = recipe(optimizer, seed).train(
+        path, steps, dtype="float32", overwrite=overwrite, about=about, progress=progress, threads=1
+    )
     inputs = standardised(digits.test.raw, by=digits.train.raw)
     save_inputs(
         Path(path),

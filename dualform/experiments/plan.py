@@ -1,15 +1,18 @@
 """The paper's image experiments, and what a user may choose."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
 
-from dualform.errors import UnknownName
+from dualform.errors import QueryError, UnknownName
 from dualform.experiments.cases import PaperCase
+from dualform.experiments.loops import SLOTS
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import PAPER, SMALL, ImageHyperparameters, Phase
 
+_PIXELS = 784  # of the paper's images
 DATASETS = {  # the first task, and the second where there is one
     "mnist": ("mnist", "fashion-mnist"),
     "fashion-mnist": ("fashion-mnist", "mnist"),
@@ -57,6 +60,7 @@ class ImageOptions:
     data: Path | None = None  # where the data are, if not in one of the usual places
     seeds: int = 1
     steps: int | None = None  # of each phase; None: as many as in the paper
+    keep: str = SLOTS  # what is stored of a training: slots, or snapshots to make them again from
     keep_run: bool = False
     index: tuple[str, ...] = ()  # test inputs to draw instead of the paper's
 
@@ -90,11 +94,23 @@ def names_of_tasks(experiment: ImageExperiment, dataset: str) -> tuple[str, ...]
     return DATASETS[dataset][: experiment.tasks]
 
 
+def hyperparameters_for(tasks: Sequence[Task]) -> ImageHyperparameters:
+    """Return the paper's hyperparameters, or for small images smaller ones."""
+    return SMALL if tasks[0].train.images.shape[1] < _PIXELS else PAPER
+
+
+def make_phases(experiment: ImageExperiment, tasks: Sequence[Task], steps: Sequence[int]) -> list[Phase]:
+    """Return the phases of a training, of so many steps each."""
+    together = len(experiment.steps) < len(tasks)
+    groups = [tuple(tasks)] if together else [(task,) for task in tasks]
+    if len(steps) != len(groups):
+        raise QueryError(f"{experiment.name} has {len(groups)} phases, not {len(steps)}: say how many steps each has")
+    return [Phase(group, count) for group, count in zip(groups, steps, strict=True)]
+
+
 def make_plan(experiment: ImageExperiment, options: ImageOptions, tasks: list[Task]) -> ImagePlan:
     """Plan an experiment with the paper's hyperparameters, or for small images with smaller ones."""
-    small = tasks[0].train.images.shape[1] < 784
-    default_steps = experiment.small_steps if small else experiment.steps
-    together = len(default_steps) < len(tasks)
-    groups = [tuple(tasks)] if together else [(task,) for task in tasks]
-    phases = [Phase(group, options.steps or steps) for group, steps in zip(groups, default_steps, strict=True)]
-    return ImagePlan(experiment, options, tasks, SMALL if small else PAPER, phases)
+    hparams = hyperparameters_for(tasks)
+    default_steps = experiment.small_steps if hparams.small else experiment.steps
+    phases = make_phases(experiment, tasks, [options.steps or steps for steps in default_steps])
+    return ImagePlan(experiment, options, tasks, hparams, phases)

@@ -7,11 +7,10 @@ Each network is trained, recorded, certified and asked; figures are drawn of the
 gigabytes, so it is deleted after its questions are answered, unless the user wants to keep it.
 """
 
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
 from torch import nn
 
@@ -20,9 +19,11 @@ from dualform import plots
 from dualform.datasets import image_catalogue
 from dualform.experiments import continual, figures, table1
 from dualform.experiments.cases import select_named, select_paper_cases
+from dualform.experiments.loops import CACHE
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent_stage, write
 from dualform.experiments.plan import ImageExperiment, ImageOptions, ImagePlan, make_plan, names_of_tasks
-from dualform.experiments.result_files import RUNS
+from dualform.experiments.recipes import image_recipe, named
+from dualform.experiments.result_files import run_directory
 from dualform.experiments.results import (
     CAPTIONS,
     VIEWS,
@@ -58,14 +59,16 @@ def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, sta
     networks, illustrations = [], Illustrations([])
     for seed in range(options.seeds):
         prefix = f"network {seed + 1} of {options.seeds}: " if options.seeds > 1 else ""
-        temporary = partial(TemporaryDirectory[str], prefix=".run-", dir=out, ignore_cleanup_errors=True)
-        with nullcontext(str(out / RUNS)) if options.keep_run else temporary() as directory:
-            path = Path(directory) / f"seed-{seed}"
+        with run_directory(out, options.keep_run) as runs:
+            path = runs / f"seed-{seed}"
             with stage(f"{prefix}training", plan.ends[-1]) as done:
-                trained = train(plan.phases, plan.hparams, seed=seed, path=path, progress=done)
+                trained = train(
+                    plan.phases, plan.hparams, seed=seed, path=path, keep=options.keep, about=_named(plan, seed),
+                    progress=done,
+                )  # fmt: skip
             if options.keep_run:
                 save_test_sets(path, plan.tasks)
-            memory = dualform.load(path)
+            memory = dualform.load(path, recipe=trained.recipe, cache=CACHE)
             networks.append(_measure(plan, seed, trained, memory, stage, prefix))
             if seed == 0:
                 with stage(f"{prefix}drawing figures", 1):
@@ -74,6 +77,13 @@ def reproduce(experiment: ImageExperiment, options: ImageOptions, out: Path, sta
         content = document(results)
         outcome = write(out, results.title, content, sections(results, content))
     return outcome
+
+
+def _named(plan: ImagePlan, seed: int) -> Mapping[str, Any]:
+    steps = [phase.steps for phase in plan.phases]
+    return named(
+        image_recipe, experiment=plan.experiment.name, dataset=plan.options.dataset, seed=seed, steps=steps
+    )  # fmt: skip
 
 
 def _measure(

@@ -2,12 +2,26 @@
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from dualform.errors import RunExists
 
 DOCUMENT, MARKDOWN, PAGE = "results.json", "results.md", "index.html"
 FIGURES, RUNS = "figures", "runs"
+
+
+@contextmanager
+def run_directory(out: Path, keep: bool) -> Iterator[Path]:
+    """Yield the directory for runs in a directory of results, which is gone afterwards unless runs are kept."""
+    if keep:
+        (out / RUNS).mkdir(exist_ok=True)
+        yield out / RUNS
+        return
+    with TemporaryDirectory(prefix=".run-", dir=out, ignore_cleanup_errors=True) as directory:
+        yield Path(directory)
 
 
 def prepare_directory(out: Path, overwrite: bool) -> None:

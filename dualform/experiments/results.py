@@ -124,6 +124,7 @@ def document(results: ImageResults) -> dict[str, Any]:
         "tasks": [task.name for task in plan.tasks],
         "steps": [phase.steps for phase in plan.phases],
         "seeds": len(networks),
+        "keep": plan.options.keep,
         "accuracy": spread(accuracies),
     }
     if results.with_table1:

@@ -5,10 +5,12 @@ from typing import Any
 
 from dualform.experiments import table1
 from dualform.experiments.continual import most_likely
+from dualform.experiments.loops import SNAPSHOTS
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, ImageResults
 
 CASE_NAMES = {"wrong_target": "wrong: equals target", "wrong_output": "wrong: equals output", "right": "right"}
+MADE_AGAIN = " Stored were snapshots only; slots were made again for each question."
 _SETTINGS = {
     False: "These are the settings of the paper's released code, which give its numbers; its text says plain SGD.",
     True: "The network is smaller than the paper's, as its images are.",
@@ -46,6 +48,7 @@ def _what_was_done(results: ImageResults) -> str:
         f"at norm {hparams.clip:g}. {_SETTINGS[hparams.small]} The first 80 % of each training set are trained on, "
         "pixels are standardised. Attention weights are taken by their absolute value, which matters in layer-0 only. "
         "Figures are of the first network."
+        f"{MADE_AGAIN if plan.options.keep == SNAPSHOTS else ''}"
     )
 
 

@@ -8,18 +8,19 @@ has momentum and clips gradients.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
-from dualform.experiments.loops import epochs, one_thread, seeded
+from dualform.experiments.loops import SLOTS, ShuffledEpochs, seeded
 from dualform.experiments.tasks import Task, TaskExamples, training_images
 from dualform.inputs import INPUTS, save_inputs
 
@@ -50,6 +51,7 @@ class TrainedClassifier:
     """A trained network, and how its training went."""
 
     model: nn.Module
+    recipe: dualform.Recipe
     accuracies: list[dict[str, float]]  # after each phase: per cent by task
     seconds: float
 
@@ -83,77 +85,87 @@ SMALL = ImageHyperparameters(
 )
 
 
+def training_recipe(phases: Sequence[Phase], hparams: ImageHyperparameters, seed: int) -> dualform.Recipe:
+    """Return how a classifier is trained through all phases with one optimiser; the same seed gives the same run.
+
+    Args:
+        phases: of the training, in order.
+        hparams: how to make and train the network.
+        seed: of the initial weights and the batches.
+    """
+    sizes = [(sum(len(task.train) for task in phase.tasks), phase.steps) for phase in phases]
+    epochs = ShuffledEpochs(sizes, hparams.batch, torch.Generator().manual_seed(seed))
+
+    def batch(step: int) -> dict[str, Any]:
+        drawn = epochs[step]
+        return _batch(phases[drawn.phase], drawn.rows)
+
+    return dualform.Recipe(
+        model=lambda: seeded(hparams.network, seed),
+        optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=hparams.lr, momentum=hparams.momentum),
+        batch=batch,
+        losses=lambda model, batch: F.cross_entropy(model(batch["image"]), batch["label"], reduction="none"),
+        tags=["label", "task"],
+        seed=seed,
+        clip=hparams.clip,
+    )
+
+
+def _batch(phase: Phase, rows: Tensor) -> dict[str, Any]:
+    """Return some examples of all tasks of a phase; a batch has no order: its examples come task by task."""
+    parts, start = [], 0
+    for task in phase.tasks:
+        own = rows[(rows >= start) & (rows < start + len(task.train))] - start
+        start += len(task.train)
+        if len(own):
+            parts.append((task, own))
+    return {
+        "id": torch.cat([task.train.first_id + own for task, own in parts]),
+        "image": torch.cat([task.train.images[own] for task, own in parts]),
+        "label": torch.cat([task.train.labels[own] for task, own in parts]),
+        "task": [task.name for task, own in parts for _ in range(len(own))],
+    }
+
+
 def train(
     phases: Sequence[Phase],
     hparams: ImageHyperparameters,
     *,
     seed: int,
     path: Path,
+    keep: str = SLOTS,
+    about: Mapping[str, Any] | None = None,
     progress: Callable[[int], None] = lambda step: None,
 ) -> TrainedClassifier:
-    """Train through all phases with one optimiser, and record it; the same seed gives the same run.
+    """Train through all phases, and record it.
 
     Args:
         phases: of the training, in order.
         hparams: how to make and train the network.
         seed: of the initial weights and the batches.
         path: of the run.
+        keep: what is stored: slots, or snapshots to make them again from.
+        about: what else the run says of itself.
         progress: called with the number of each finished step.
     """
-    model = seeded(hparams.network, seed)
-    optimizer = torch.optim.SGD(model.parameters(), lr=hparams.lr, momentum=hparams.momentum)
-    generator = torch.Generator().manual_seed(seed)
+    recipe = training_recipe(phases, hparams, seed)
     tasks = list({task.name: task for phase in phases for task in phase.tasks}.values())
     about = {
         "model": hparams.model,
         "inputs": INPUTS,
         "class_names": {task.name: list(task.class_names) for task in tasks},
         "image_shape": list(tasks[0].image_shape),
+        **(about or {}),
     }
-    accuracies, began, tested = [], perf_counter(), 0.0
-    with (
-        one_thread() if hparams.small else nullcontext(),
-        dualform.record(model, optimizer, path, about=about) as recorder,
-    ):
-        for phase in phases:
-            for batch in _batches(phase, hparams.batch, generator):
-                recorder.tag(id=batch.ids, label=batch.labels, task=batch.tasks)
-                loss = F.cross_entropy(model(batch.images), batch.labels)
-                optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), hparams.clip)
-                optimizer.step()
-                progress(recorder.steps - 1)
-            since = perf_counter()
-            accuracies.append({task.name: accuracy(model, task.test) for task in tasks})
-            tested += perf_counter() - since
-    return TrainedClassifier(model, accuracies, perf_counter() - began - tested)
-
-
-@dataclass(frozen=True)
-class _Batch:
-    images: Tensor
-    labels: Tensor
-    ids: Tensor
-    tasks: list[str]
-
-
-def _batches(phase: Phase, size: int, generator: torch.Generator) -> Iterator[_Batch]:
-    """Yield batches of shuffled examples of all tasks of a phase."""
-    sizes = [len(task.train) for task in phase.tasks]
-    starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    for rows in epochs(sum(sizes), size, phase.steps, generator):
-        parts = []  # a batch has no order: its examples come task by task
-        for task, start, count in zip(phase.tasks, starts, sizes, strict=True):
-            own = rows[(rows >= start) & (rows < start + count)] - start
-            if len(own):
-                parts.append((task, own))
-        yield _Batch(
-            images=torch.cat([task.train.images[own] for task, own in parts]),
-            labels=torch.cat([task.train.labels[own] for task, own in parts]),
-            ids=torch.cat([task.train.first_id + own for task, own in parts]),
-            tasks=[task.name for task, own in parts for _ in range(len(own))],
-        )
+    threads, accuracies, seconds = 1 if hparams.small else None, [], 0.0
+    for end in accumulate(phase.steps for phase in phases):
+        began = perf_counter()
+        model = recipe.train(
+            path, end, keep=keep, about=about, progress=progress, threads=threads
+        )  # from the end before
+        seconds += perf_counter() - began
+        accuracies.append({task.name: accuracy(model, task.test) for task in tasks})
+    return TrainedClassifier(model, recipe, accuracies, seconds)
 
 
 def predictions(model: nn.Module, images: Tensor) -> Tensor:

@@ -139,7 +139,8 @@ class Recipe:
                 `every`: so many steps come between two snapshots, where slots are not kept;
                 `overwrite`: True to begin anew, and replace a run that is there;
                 `threads`: of torch; `progress`: is called with the number of each finished step;
-                `layers`, `exclude`, `dtype`, `about` and `provenance` as in `dualform.record`.
+                `values` and `merge` as in `dualform.record`, where all slots are kept;
+                `layers`, `exclude`, `dtype`, `about` and `provenance` as there.
 
         Returns:
             The trained model.

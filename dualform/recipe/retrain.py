@@ -157,10 +157,13 @@ def retrain_recorded(run: Run, weigh: Weights, path: Any, progress: Progress = l
     assert repetition is not None
     steps = run.steps // repetition.optimizers
     keep = {layer.name: SLOTS if layer.stored else SNAPSHOTS for layer in manifest.layers}
+    whole = all(layer.stored for layer in manifest.layers)
     options = Options(
-        keep=keep,
+        keep=SLOTS if whole else keep,
         layers=[layer.name for layer in manifest.layers],
         dtype=manifest.storage.dtype,
+        values=manifest.storage.values,
+        merge=manifest.storage.merge,
         about={name: value for name, value in manifest.about.items() if name not in _OF_THE_RECIPE},
         progress=lambda step: progress(step + 1, steps),
         threads=repetition.threads,

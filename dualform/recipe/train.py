@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Self
 
 from torch import nn
+from torch.optim import Optimizer
 
 from dualform.errors import RecipeError, RunError, RunExists, UnknownName
 from dualform.recipe.beginning import check_beginning, compare_first_steps
@@ -46,6 +47,8 @@ class Options:
     layers: Names = "*"
     exclude: Names = ()
     dtype: str | None = None
+    values: bool = True
+    merge: str | None = None
     about: Mapping[str, Any] = field(default_factory=dict)
     provenance: bool = True
     threads: int | None = None  # None: as many as there are, or as a run that is gone on with has had
@@ -74,6 +77,12 @@ class Options:
         for kept in self._kept.values():
             if kept not in (SLOTS, SNAPSHOTS):
                 raise RecipeError(f'keep must be "slots" or "snapshots", or say which for patterns of layers: {kept!r}')
+        if self.keep != SLOTS and (self.merge is not None or not self.values):
+            what = "values=False" if self.merge is None else f"merge={self.merge!r}"
+            raise RecipeError(
+                f'{what} saves bytes of slots that are stored: pass keep="slots". With snapshots slots take none: all '
+                "of them are made again"
+            )
 
     @property
     def _kept(self) -> Mapping[str, Any]:
@@ -90,6 +99,12 @@ class Options:
             stored += [name for name in left if name in names and kept == SLOTS]
             left = [name for name in left if name not in names]
         return stored + left
+
+    def storage(self, optimizers: Sequence[Optimizer]) -> Storage:
+        """Return how slots are stored, in which precision unless that was chosen."""
+        values = self.values and self.merge is None
+        magnified = values and any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
+        return Storage(self.dtype or ("float32" if magnified else "float16"), values, self.merge)
 
 
 class RecordedTraining:
@@ -126,11 +141,9 @@ class RecordedTraining:
 
 def plan_of(training: Training, options: Options, threads: int) -> RecordingPlan:
     """Plan how a training is recorded."""
-    recipe, optimizers = training.recipe, training.optimizers
-    magnified = any(registered_rule(optimizer).magnifies_rounding for optimizer in optimizers)
-    dtype = options.dtype or ("float32" if magnified else "float16")
+    recipe, optimizers, storage = training.recipe, training.optimizers, options.storage(training.optimizers)
     plan = make_plan(
-        training.model, optimizers, options.layers, options.exclude, Storage(dtype), options.about, options.provenance
+        training.model, optimizers, options.layers, options.exclude, storage, options.about, options.provenance
     )
     stored = options.stored([layer.name for layer in plan.layers])
     return plan.of_recipe(Repetition(recipe.seed, threads, len(optimizers)), stored, training.carried)

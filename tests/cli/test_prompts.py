@@ -27,14 +27,16 @@ def fable(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("experiment", "prompt"), [("charlm", "a little d"), ("wordlm", "the Lamb a little")])
 def test_a_text_of_ones_own(tmp_path: Path, fable: Path, experiment: str, prompt: str) -> None:
     out = tmp_path / "out"
-    shown = call("reproduce", experiment, "--text", fable, *QUICK, "--prompt", prompt, "--out", out).stdout
+    shown = call(
+        "reproduce", experiment, "--text", fable, *QUICK, "--keep-run", "--prompt", prompt, "--out", out
+    ).stdout
     for words in ("Perplexity", "same next token", "The model expects next", "single updates", "dualform attend"):
         assert words in shown
     assert "fable.txt" in (out / "results.md").read_text(encoding="utf-8")
-    again = call("attend", out / "runs" / experiment, "--prompt", prompt, "--top", 2).stdout
+    again = call("attend", out / "runs" / "seed-0", "--prompt", prompt, "--top", 2).stdout
     assert "expected next" in again
     assert "summed over all visits" in again
-    document = json.loads(call("attend", out / "runs" / experiment, "--prompt", prompt, "--json").stdout)
+    document = json.loads(call("attend", out / "runs" / "seed-0", "--prompt", prompt, "--json").stdout)
     answer = document["prompts"][0]
     assert "".join(answer["prompt"]).replace(" ", "") == prompt.replace(" ", "")
     assert answer["layers"]["lstm.l0"]["summed"][0]["visits"] > 1
@@ -45,22 +47,22 @@ def test_a_text_of_ones_own(tmp_path: Path, fable: Path, experiment: str, prompt
 def test_a_merged_run_has_no_single_updates(tmp_path: Path, fable: Path) -> None:
     out = tmp_path / "out"
     document = json.loads(
-        call("reproduce", "charlm", "--text", fable, *QUICK, "--merge", "--out", out, "--json").stdout
+        call("reproduce", "charlm", "--text", fable, *QUICK, "--merge", "--keep-run", "--out", out, "--json").stdout
     )
     assert document["merged"]
     assert len(document["queries"]) == 3  # pieces of the text itself
     assert all(query["layers"]["lstm.l0"]["single"] is None for query in document["queries"])
-    assert "single updates" not in call("attend", out / "runs" / "charlm", "--prompt", "a Lamb").stdout
+    assert "single updates" not in call("attend", out / "runs" / "seed-0", "--prompt", "a Lamb").stdout
 
 
 def test_a_language_model_with_values_is_certified_and_can_be_muted(fable: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     document = json.loads(
-        call("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--out", out, "--json").stdout
+        call("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--keep-run", "--out", out, "--json").stdout
     )
     assert document["certificate"]["ok"]
     assert "and dual = primal to" in (out / "results.md").read_text(encoding="utf-8")
-    memory = dualform.load(out / "runs" / "charlm")
+    memory = dualform.load(out / "runs" / "seed-0")
     whole, muted = (one.weights("lstm.l0")["lstm.weight_ih_l0"] for one in (memory, memory.without(position=range(9))))
     assert not torch.equal(whole, muted)
     refused = fails("reproduce", "charlm", "--text", fable, *QUICK, "--values", "--merge", "--out", tmp_path / "other")
@@ -101,8 +103,8 @@ def test_a_run_without_a_text_says_what_is_missing(run: Path) -> None:
 
 def test_a_language_model_is_asked_with_a_prompt(tmp_path: Path, fable: Path) -> None:
     out = tmp_path / "out"
-    call("reproduce", "charlm", "--text", fable, *QUICK, "--out", out, "--json")
-    assert "pass --prompt" in fails("attend", out / "runs" / "charlm")
+    call("reproduce", "charlm", "--text", fable, *QUICK, "--keep-run", "--out", out, "--json")
+    assert "pass --prompt" in fails("attend", out / "runs" / "seed-0")
 
 
 def test_a_run_of_a_strange_model_is_refused(tmp_path: Path) -> None:

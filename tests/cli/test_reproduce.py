@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import dualform
 from dualform.cli.reproduce import reproduce
 from dualform.experiments import plan
 from dualform.experiments.cifar import plan as cifar
@@ -55,6 +56,35 @@ def test_a_kept_run_can_be_asked_without_naming_model_or_inputs(tmp_path: Path) 
     call("reproduce", "continual", *QUICK, "--out", tmp_path, "--keep-run", "--json")
     run = tmp_path / "runs" / "seed-0"
     assert "turned-digits" in call("attend", run, "--index", 400, "--by", "task", "--layer", "layer-2").stdout
+
+
+def test_a_language_model_is_kept_if_told_and_without_slots_if_told(tmp_path: Path) -> None:
+    quick = ("reproduce", "charlm", "--hidden", 8, "--steps", 3, "--prompt", "the value of", "--out", tmp_path)
+    assert "--merge" in fails(*quick, "--keep", "snapshots", "--values")
+    assert "Ask it more" not in call(*quick).stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["index.html", "results.json", "results.md"]
+    shown = call(*quick, "--overwrite", "--keep", "snapshots", "--keep-run").stdout
+    assert "were made again" in shown
+    assert "Ask it more: dualform attend" in shown
+    document = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert (document["kept"], document["certificate"]["ok"]) == ("snapshots", True)
+    memory = dualform.load(tmp_path / "runs" / "seed-0")
+    assert memory.about["recipe_arguments"] == {"experiment": "charlm", "dataset": "topics", "seed": 0, "hidden": 8}
+
+
+def test_a_run_does_not_name_a_text_of_the_user_s_own(tmp_path: Path) -> None:
+    (tmp_path / "letters.txt").write_text("Dear reader, all is well here, and I hope it is so with you. " * 40)
+    quick = ("--text", tmp_path / "letters.txt", "--hidden", 8, "--steps", 3, "--keep-run", "--json")
+    call("reproduce", "wordlm", *quick, "--out", tmp_path / "out")
+    memory = dualform.load(tmp_path / "out" / "runs" / "seed-0")
+    assert "recipe" not in memory.about
+
+
+def test_an_unknown_way_to_keep_is_refused_before_anything_is_replaced(tmp_path: Path) -> None:
+    call("reproduce", "single", *QUICK, "--out", tmp_path)
+    refused = call("reproduce", "single", *QUICK, "--out", tmp_path, "--overwrite", "--keep", "everything")
+    assert refused.exit_code == 2
+    assert (tmp_path / "results.json").is_file()
 
 
 def test_missing_data_say_where_to_put_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,18 +13,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
+from dualform.companions import own_recipe
 from dualform.datasets import digits
 from dualform.datasets.images import ImageSet, Split
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments.cifar import answers
 from dualform.experiments.cifar import reproduce as experiment
-from dualform.experiments.cifar.images import as_task, augmented, halves
+from dualform.experiments.cifar.images import as_task, draw_moves, halves, moved
 from dualform.experiments.cifar.network import cifar_network, describe, digits_network, layers_asked
 from dualform.experiments.cifar.plan import DATASETS, CnnOptions, make_plan
 from dualform.experiments.cifar.reproduce import reproduce
 from dualform.experiments.cifar.training import DIGITS, TrainedCnn, learning_rate, train, train_in_turn
 from dualform.experiments.loops import one_thread
 from dualform.experiments.outcome import Outcome
+from dualform.experiments.recipes import convolutional_recipe
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import accuracy
 
@@ -65,15 +67,18 @@ def test_colours_become_channels_and_ids_go_on_through_the_halves(task: Task) ->
     assert task.train.images.shape == (1437, 1, 8, 8)
 
 
-def test_augmented_images_are_moved_and_mirrored_ones() -> None:
+def test_images_are_moved_and_mirrored() -> None:
+    def augmented(images: Tensor, mirror: bool) -> Tensor:
+        return moved(images, draw_moves(len(images), 1, mirror, generator), 1)
+
     generator = torch.Generator().manual_seed(0)
     image = torch.arange(1.0, 25.0).reshape(1, 2, 3, 4)
     padded = F.pad(image, (1, 1, 1, 1))[0]
     windows = [padded[:, y : y + 3, x : x + 4] for y in range(3) for x in range(3)]
     allowed = {tuple(window.flatten().tolist()) for plain in windows for window in (plain, plain.flip(2))}
-    seen = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), 1, True, generator)}
+    seen = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), True)}
     assert seen == allowed
-    unmirrored = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), 1, False, generator)}
+    unmirrored = {tuple(one.flatten().tolist()) for one in augmented(image.expand(500, 2, 3, 4), False)}
     assert unmirrored == {tuple(window.flatten().tolist()) for window in windows}
 
 
@@ -233,6 +238,35 @@ def test_kept_runs_have_inputs_to_ask_about(outcome: Outcome) -> None:
         path = outcome.out / "runs" / "seed-1" / run
         assert dualform.load(path).about["image_shape"] == [8, 8]
         assert (path / "inputs.safetensors").is_file()
+
+
+@pytest.mark.parametrize("run", ["whole", "last-epoch", "in-turn"])
+def test_kept_runs_name_recipes_that_train_them_again(outcome: Outcome, run: str) -> None:
+    path = outcome.out / "runs" / "seed-1" / run
+    recipe = own_recipe(dualform.load(path))
+    memory = dualform.load(path, recipe=recipe)
+    trained, again = memory.model(recipe.model()), memory.retrain(weights={recipe.batch(0)["id"][0].item(): 1.0})
+    for name, parameter in trained.named_parameters():
+        torch.testing.assert_close(again.get_parameter(name), parameter, rtol=0, atol=0)
+
+
+def test_snapshots_give_the_answers_of_slots(task: Task, tmp_path: Path) -> None:
+    again = train(task, DIGITS, 60, seed=0, runs=tmp_path / "snapshots", keep="snapshots")
+    before = train(task, DIGITS, 60, seed=0, runs=tmp_path / "slots")
+    made = [
+        again.of_last_epoch,
+        convolutional_recipe("last-epoch", "digits", seed=0, steps=60),
+    ]  # from its middle, or from its beginning
+    kept, *others = (
+        answers.attended_classes(memory, before.model, task.test.images[:20])
+        for memory in (dualform.load(before.last_epoch), *(dualform.load(again.last_epoch, recipe=r) for r in made))
+    )
+    for other in others:
+        assert {layer: classes.tolist() for layer, classes in other.items()} == {
+            layer: classes.tolist() for layer, classes in kept.items()
+        }
+    assert dualform.load(again.whole, recipe=again.recipe).verify().ok
+    assert dualform.load(again.last_epoch).steps == 1437 // 32
 
 
 def test_other_runs_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,14 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dualform
+from dualform.companions import make_own, own_inputs, own_recipe
 from dualform.errors import QueryError, UnknownName
 from dualform.experiments import reproduce as experiments
 from dualform.experiments.outcome import Outcome
 from dualform.experiments.plan import IMAGE_EXPERIMENTS, ImageOptions
 from dualform.experiments.reproduce import reproduce
+from dualform.inputs import read_inputs
 
 pytestmark = pytest.mark.slow
 
@@ -89,8 +92,33 @@ def test_several_seeds_have_a_spread_and_are_kept_if_told(tmp_path: Path) -> Non
             assert layer[case]["std"] == pytest.approx(abs(first - second) / 2**0.5)
     assert outcome.document["cases"][0]["index"] == 3
     for seed in range(2):
-        assert dualform.load(tmp_path / "runs" / f"seed-{seed}").steps == 5
+        memory = dualform.load(tmp_path / "runs" / f"seed-{seed}")
+        assert memory.steps == 5
+        assert memory.about["recipe_arguments"] == {
+            "experiment": "single", "dataset": "digits", "seed": seed, "steps": [5],
+        }  # fmt: skip
         assert (tmp_path / "runs" / f"seed-{seed}" / "inputs.safetensors").is_file()
+
+
+def test_snapshots_give_the_numbers_of_slots(tmp_path: Path) -> None:
+    documents, sizes = [], []
+    totals: list[dict[str, np.ndarray]] = []
+    for keep in ("slots", "snapshots"):
+        document = run("single", tmp_path / keep, keep=keep, keep_run=True, index=("3",)).document
+        assert document["certificates"][0]["ok"]
+        documents.append(document)
+        path = tmp_path / keep / "runs" / "seed-0"
+        memory = dualform.load(path, recipe=own_recipe(dualform.load(path)))
+        answers = memory.attend(memory.model(make_own(memory)), read_inputs(own_inputs(memory)).inputs[:20])
+        sizes.append(memory.summary()["bytes"])
+        totals.append({layer: answers[layer].total(by="label")["total"] for layer in LAYERS})
+    slots, snapshots = documents
+    assert (slots["keep"], snapshots["keep"]) == ("slots", "snapshots")
+    for name in ("accuracy", "table1", "table1_valued", "baselines"):
+        assert snapshots[name] == slots[name]
+    for layer in LAYERS:
+        np.testing.assert_allclose(totals[1][layer], totals[0][layer], rtol=1e-6)
+    assert sizes[1] < sizes[0] / 5
 
 
 def test_wrong_wishes_are_known_before_any_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ task.train.images                       # (50000, 3, 32, 32), each channel stand
 first, second = halves(task)            # of the classes: 0 to 4, and 5 to 9
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -41,22 +43,47 @@ def _subset(task: Task, name: str, trained: Tensor, tested: Tensor, first_id: in
     return Task(name, task.class_names, task.image_shape, *parts)
 
 
-def augmented(images: Tensor, shift: int, mirror: bool, generator: torch.Generator) -> Tensor:
-    """Return images moved by up to `shift` pixels in each direction and, half of them, mirrored.
+@dataclass(frozen=True)
+class Moves:
+    """How images are moved and mirrored, each by itself.
+
+    Attributes:
+        down: in pixels, from 0 to twice the largest shift, (n, 1).
+        right: likewise.
+        mirrored: whether left and right are exchanged, (n, 1); None: of no image.
+    """
+
+    down: Tensor
+    right: Tensor
+    mirrored: Tensor | None
+
+
+def draw_moves(count: int, shift: int, mirror: bool, generator: torch.Generator) -> Moves:
+    """Draw how images are moved by up to `shift` pixels in each direction and, half of them, mirrored.
 
     Args:
-        images: (n, channels, height, width); what moves in from beyond the border is 0, the mean.
+        count: of images.
         shift: in pixels.
         mirror: whether left and right may be exchanged.
         generator: of random numbers.
     """
+    down, right = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
+    return Moves(down, right, torch.rand(count, 1, generator=generator) < 0.5 if mirror else None)
+
+
+def moved(images: Tensor, moves: Moves, shift: int) -> Tensor:
+    """Return images as they are moved.
+
+    Args:
+        images: (n, channels, height, width); what moves in from beyond the border is 0, the mean.
+        moves: of each.
+        shift: the largest, in pixels.
+    """
     count, _, height, width = images.shape
     padded = torch.nn.functional.pad(images, (shift, shift, shift, shift))
-    down, right = torch.randint(2 * shift + 1, (2, count, 1), generator=generator)
-    rows, columns = down + torch.arange(height), right + torch.arange(width)  # (n, height), (n, width)
-    if mirror:
-        turned = torch.rand(count, 1, generator=generator) < 0.5
-        columns = torch.where(turned, columns.flip(1), columns)
+    rows, columns = moves.down + torch.arange(height), moves.right + torch.arange(width)  # (n, height), (n, width)
+    if moves.mirrored is not None:
+        columns = torch.where(moves.mirrored, columns.flip(1), columns)
     number = torch.arange(count)[:, None, None]
-    moved = padded[number, :, rows[:, :, None], columns[:, None, :]]  # (n, height, width, channels)
-    return moved.permute(0, 3, 1, 2).contiguous()
+    shifted = padded[number, :, rows[:, :, None], columns[:, None, :]]  # (n, height, width, channels)
+    return shifted.permute(0, 3, 1, 2).contiguous()

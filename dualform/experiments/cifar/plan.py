@@ -8,6 +8,7 @@ from dualform.errors import UnknownName
 from dualform.experiments.cases import PaperCase
 from dualform.experiments.cifar.images import as_task, halves
 from dualform.experiments.cifar.training import CIFAR, DIGITS, CnnHyperparameters
+from dualform.experiments.loops import SLOTS
 from dualform.experiments.tasks import Task
 
 NAME = "cifar"
@@ -44,6 +45,7 @@ class CnnOptions:
     data: Path | None = None  # where the data are, if not in one of the usual places
     seeds: int = 1
     steps: int | None = None  # None: as many as the data set needs
+    keep: str = SLOTS  # what is stored of a training: slots, or snapshots to make them again from
     keep_run: bool = False
     index: tuple[str, ...] = ()  # test inputs to draw instead of the planned ones
 

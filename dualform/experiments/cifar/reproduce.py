@@ -7,11 +7,13 @@ Of each seed there are two networks: one learns all classes, the other one half 
 gigabytes, so they are deleted after their questions are answered, unless the user wants to keep them.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -27,9 +29,10 @@ from dualform.experiments.cifar.plan import CnnOptions, CnnPlan, dataset_of, mak
 from dualform.experiments.cifar.results import CnnIllustrations, CnnNetworkResults, CnnResults, document, sections
 from dualform.experiments.cifar.training import TrainedCnn, TrainedInTurn, train, train_in_turn
 from dualform.experiments.figures import save
-from dualform.experiments.loops import one_thread
+from dualform.experiments.loops import CACHE, one_thread
 from dualform.experiments.outcome import Outcome, Stage, per_cent, silent_stage, write
-from dualform.experiments.result_files import RUNS
+from dualform.experiments.recipes import convolutional_recipe, named
+from dualform.experiments.result_files import run_directory
 from dualform.experiments.results import CAPTIONS, VIEWS
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import predictions
@@ -55,35 +58,66 @@ def reproduce(options: CnnOptions, out: Path, stage: Stage = silent_stage) -> Ou
     networks, illustrations = list[CnnNetworkResults](), CnnIllustrations()
     for seed in range(options.seeds):
         prefix = f"seed {seed + 1} of {options.seeds}: " if options.seeds > 1 else ""
-        temporary = partial(TemporaryDirectory[str], prefix=".run-", dir=out, ignore_cleanup_errors=True)
         with (
             one_thread() if plan.hparams.small else nullcontext(),
-            nullcontext(str(out / RUNS)) if options.keep_run else temporary() as directory,
+            run_directory(out, options.keep_run) as directory,
         ):
-            runs = Path(directory) / f"seed-{seed}"
-            runs.mkdir(parents=True, exist_ok=True)
+            runs = directory / f"seed-{seed}"
+            runs.mkdir(exist_ok=True)
             with stage(f"{prefix}training", plan.steps) as done:
-                trained = train(plan.task, plan.hparams, plan.steps, seed=seed, runs=runs, progress=done)
+                naming = partial(_named, options, plan.steps, seed)
+                trained = train(
+                    plan.task, plan.hparams, plan.steps, seed=seed, runs=runs, keep=options.keep, named=naming,
+                    progress=done,
+                )  # fmt: skip
             with stage(f"{prefix}training on one half after the other", 2 * plan.steps_in_turn) as done:
+                naming = partial(_named, options, plan.steps_in_turn, seed)
                 in_turn = train_in_turn(
-                    plan.parts, plan.hparams, plan.steps_in_turn, seed=seed, runs=runs, progress=done
-                )
+                    plan.parts, plan.hparams, plan.steps_in_turn, seed=seed, runs=runs, keep=options.keep, named=naming,
+                    progress=done,
+                )  # fmt: skip
             if options.keep_run:
                 _save_test_sets(plan, trained, in_turn)
             with stage(f"{prefix}verifying, and asking about the test set", 1):
-                networks.append(_measure(plan, seed, trained, in_turn))
+                memories = _Memories.of(trained, in_turn)
+                networks.append(_measure(plan, seed, trained, in_turn, memories))
             if seed == 0:
                 with stage(f"{prefix}drawing figures", 1):
-                    illustrations = _draw(plan, trained, networks[0], out)
+                    illustrations = _draw(plan, trained, memories, networks[0], out)
         results = CnnResults(plan, networks, illustrations)
         content = document(results)
         outcome = write(out, results.title, content, sections(results, content))
     return outcome
 
 
-def _measure(plan: CnnPlan, seed: int, trained: TrainedCnn, in_turn: TrainedInTurn) -> CnnNetworkResults:
+def _named(options: CnnOptions, steps: int, seed: int, training: str) -> Mapping[str, Any]:
+    return named(
+        convolutional_recipe, training=training, dataset=options.dataset, seed=seed, steps=steps
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Memories:
+    """The runs of a seed, opened."""
+
+    whole: dualform.Memory
+    last_epoch: dualform.Memory
+    turns: dualform.Memory
+
+    @classmethod
+    def of(cls, trained: TrainedCnn, in_turn: TrainedInTurn) -> Self:
+        return cls(
+            dualform.load(trained.whole, recipe=trained.recipe),
+            dualform.load(trained.last_epoch, recipe=trained.of_last_epoch, cache=CACHE),  # asked most often
+            dualform.load(in_turn.run, recipe=in_turn.recipe),
+        )
+
+
+def _measure(
+    plan: CnnPlan, seed: int, trained: TrainedCnn, in_turn: TrainedInTurn, memories: _Memories
+) -> CnnNetworkResults:
     """Certify both networks, and ask about whole test sets."""
-    whole, last_epoch, turns = (dualform.load(run) for run in (trained.whole, trained.last_epoch, in_turn.run))
+    whole, last_epoch, turns = memories.whole, memories.last_epoch, memories.turns
     began, test = perf_counter(), plan.task.test
     output, target = predictions(trained.model, test.images).numpy(), test.labels.numpy()
 
@@ -94,7 +128,7 @@ def _measure(plan: CnnPlan, seed: int, trained: TrainedCnn, in_turn: TrainedInTu
         agreements(attended_classes(memory, trained.model, test.images)) for memory in (whole, last_epoch)
     )
     seconds = {"all classes": trained.seconds, "halves": in_turn.seconds, "asking": perf_counter() - began}
-    memories = {"all classes": whole, "last epoch": last_epoch, "halves": turns}
+    runs = {"all classes": whole, "last epoch": last_epoch, "halves": turns}
     return CnnNetworkResults(
         seed=seed,
         accuracy=trained.accuracy,
@@ -106,19 +140,21 @@ def _measure(plan: CnnPlan, seed: int, trained: TrainedCnn, in_turn: TrainedInTu
         coverage=str(turns.coverage),
         not_recorded=trained.not_recorded,
         certificates={"all classes": whole.verify(), "halves": turns.verify()},
-        run_bytes={name: memory.summary()["bytes"] for name, memory in memories.items()},
+        run_bytes={name: memory.summary()["bytes"] for name, memory in runs.items()},
         seconds=seconds,
     )
 
 
-def _draw(plan: CnnPlan, trained: TrainedCnn, network: CnnNetworkResults, out: Path) -> CnnIllustrations:
+def _draw(
+    plan: CnnPlan, trained: TrainedCnn, memories: _Memories, network: CnnNetworkResults, out: Path
+) -> CnnIllustrations:
     """Draw the planned test inputs, or those that the user names; and what was forgotten."""
     task, predicted = plan.task, [predictions(trained.model, plan.task.test.images)]
     if plan.options.index:
         cases = select_named(plan.options.index, [task], predicted)
     else:
         cases = select_paper_cases(plan.dataset.cases, [task], predicted)
-    drawn = draw(dualform.load(trained.last_epoch), trained.model, task, cases, out)
+    drawn = draw(memories.last_epoch, trained.model, task, cases, out)
     forgotten = plots.accuracies({VIEWS[view]: by_task for view, by_task in network.views.items()})
     return CnnIllustrations(drawn, [save(forgotten, out, "accuracies", CAPTIONS["accuracies"])])
 

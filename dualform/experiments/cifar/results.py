@@ -11,9 +11,10 @@ from dualform.experiments.cifar.network import describe
 from dualform.experiments.cifar.plan import NAME, CnnPlan
 from dualform.experiments.continual import Accuracies
 from dualform.experiments.figures import SavedFigure
+from dualform.experiments.loops import SNAPSHOTS
 from dualform.experiments.page import Section
 from dualform.experiments.results import VIEWS, spread
-from dualform.experiments.sections import CASE_NAMES, number
+from dualform.experiments.sections import CASE_NAMES, MADE_AGAIN, number
 
 Agreements = dict[str, table1.Agreement]
 PAPER = "below 50 %"  # what the paper's footnote 6 says of feedforward networks
@@ -88,6 +89,7 @@ def document(results: CnnResults) -> dict[str, Any]:
         "images": {"train": len(plan.task.train), "test": len(plan.task.test)},
         "steps": [plan.steps, plan.steps_in_turn],
         "seeds": len(networks),
+        "keep": plan.options.keep,
         "accuracy": spread([network.accuracy for network in networks]),
         "table1": {
             "whole_training": spread([network.whole for network in networks]),
@@ -157,6 +159,7 @@ def _what_was_done(results: CnnResults, content: Mapping[str, Any]) -> str:
         "the shorter training on one half of the classes after the other. Attention is summed over all positions of "
         "the test image and of a training image. It is summed with its sign, which matters in the first layer only: "
         "later inputs are never negative."
+        f"{MADE_AGAIN if plan.options.keep == SNAPSHOTS else ''}"
     )
     if content["not_recorded"]:
         missing = "; ".join(f"{name}: {why}" for name, why in content["not_recorded"].items())

@@ -7,24 +7,25 @@
 All layers of all steps would take tens of gigabytes: a convolution has a slot for each of its positions. So the
 output layer is recorded through the whole training, and can be certified; every layer is recorded in the last epoch,
 which sees each image once and as it is, neither shifted nor mirrored, so that positions are those of the image itself.
+That epoch is trained again for it, from where the steps before it have come to.
 """
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from math import cos, pi
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dualform
-from dualform.experiments.cifar.images import augmented
+from dualform.experiments.cifar.images import Moves, draw_moves, moved
 from dualform.experiments.cifar.network import OUTPUT, cifar_network, digits_network, layers_asked
-from dualform.experiments.loops import epochs, one_thread, seeded
+from dualform.experiments.loops import SLOTS, SNAPSHOTS, ShuffledEpochs, seeded
 from dualform.experiments.tasks import Task
 from dualform.experiments.training import accuracy
 from dualform.inputs import INPUTS
@@ -32,6 +33,7 @@ from dualform.inputs import INPUTS
 WHOLE, LAST_EPOCH, IN_TURN = "whole", "last-epoch", "in-turn"
 _WARM_UP = 0.25  # share of the steps in which the learning rate rises
 Progress = Callable[[int], None]
+Naming = Callable[[str], Mapping[str, Any]]  # called with one of the names above
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,8 @@ class TrainedCnn:
     """A network trained on all classes at once, and where its training is recorded."""
 
     model: nn.Module
+    recipe: dualform.Recipe
+    of_last_epoch: dualform.Recipe
     accuracy: float  # per cent
     seconds: float
     whole: Path
@@ -72,6 +76,7 @@ class TrainedInTurn:
     """A network trained on one task after the other, with everything recorded."""
 
     model: nn.Module
+    recipe: dualform.Recipe
     accuracies: list[dict[str, float]]  # after each task, by task, in per cent
     seconds: float
     run: Path
@@ -84,6 +89,8 @@ def train(
     *,
     seed: int,
     runs: Path,
+    keep: str = SLOTS,
+    named: Naming = lambda training: {},
     progress: Progress = lambda step: None,
 ) -> TrainedCnn:
     """Train on all classes; the same seed gives the same network.
@@ -94,31 +101,24 @@ def train(
         steps: how many.
         seed: of the initial weights, the batches and how images are moved.
         runs: directory for the two runs.
+        keep: what is stored: slots, or snapshots to make them again from.
+        named: returns what a run says of its recipe.
         progress: called with the number of each finished step.
     """
-    with _training(hparams, seed) as (model, optimizer, generator), ExitStack() as recording:
-        began, about = perf_counter(), _about(hparams, [task])
-        plain_from = steps - min(steps, len(task.train) // hparams.batch)
-        whole = dualform.record(model, optimizer, runs / WHOLE, layers=OUTPUT, about=about)
-        everything = dualform.record(model, optimizer, runs / LAST_EPOCH, values=False)  # only asked what that is
-        recordable = [name for name in layers_asked(model) if name in everything.layers]
-        recorders = [recording.enter_context(_on_purpose(whole))]
-        for step, rows in enumerate(epochs(len(task.train), hparams.batch, steps, generator)):
-            if step == plain_from:
-                last = dualform.record(
-                    model, optimizer, runs / LAST_EPOCH, layers=recordable, values=False, about=about
-                )
-                recorders.append(recording.enter_context(_on_purpose(last)))
-            images = task.train.images[rows]
-            if step < plain_from and hparams.shift:
-                images = augmented(images, hparams.shift, hparams.mirror, generator)
-            _tag(recorders, task, rows)
-            _step(model, optimizer, images, task.train.labels[rows], hparams, learning_rate(step, steps, hparams.lr))
-            progress(step)
-        recording.close()
-        seconds = perf_counter() - began
-        missing = {name: everything.skipped[name] for name in layers_asked(model) if name not in recordable}
-        return TrainedCnn(model, accuracy(model, task.test), seconds, runs / WHOLE, runs / LAST_EPOCH, missing)
+    began, known = perf_counter(), _about(hparams, [task])
+    recipe, first = whole_recipe(task, hparams, steps, seed), last_epoch_begin(task, hparams, steps)
+    common = {"keep": keep, "threads": 1 if hparams.small else None}
+    options = {**common, "layers": OUTPUT, "about": {**known, **named(WHOLE)}, "progress": progress}
+    start = train_until(recipe, runs / WHOLE, first, **options)
+    model = recipe.train(runs / WHOLE, steps, **options)  # goes on from there
+    layers, not_recorded = _recordable(recipe, values=keep == SNAPSHOTS)
+    if keep == SLOTS:
+        common["values"] = False
+    rest = rest_of(recipe, first, lambda: start)
+    rest.train(runs / LAST_EPOCH, steps - first, layers=layers, about={**known, **named(LAST_EPOCH)}, **common)
+    seconds = perf_counter() - began
+    reached = accuracy(model, task.test)
+    return TrainedCnn(model, recipe, rest, reached, seconds, runs / WHOLE, runs / LAST_EPOCH, not_recorded)
 
 
 def train_in_turn(
@@ -128,6 +128,8 @@ def train_in_turn(
     *,
     seed: int,
     runs: Path,
+    keep: str = SLOTS,
+    named: Naming = lambda training: {},
     progress: Progress = lambda step: None,
 ) -> TrainedInTurn:
     """Train on one task after the other with one optimiser, and record all layers with their values.
@@ -138,67 +140,159 @@ def train_in_turn(
         steps: on each task.
         seed: of the initial weights and the batches.
         runs: directory for the run.
+        keep: what is stored: slots, or snapshots to make them again from.
+        named: returns what the run says of its recipe.
         progress: called with the number of each finished step.
     """
-    with _training(hparams, seed) as (model, optimizer, generator):
-        recorder = dualform.record(model, optimizer, runs / IN_TURN, about=_about(hparams, tasks))
-        accuracies, began, testing = [], perf_counter(), 0.0
-        with _on_purpose(recorder):
-            for number, task in enumerate(tasks):
-                for step, rows in enumerate(epochs(len(task.train), hparams.batch, steps, generator)):
-                    _tag([recorder], task, rows)
-                    rate = learning_rate(step, steps, hparams.lr)
-                    _step(model, optimizer, task.train.images[rows], task.train.labels[rows], hparams, rate)
-                    progress(number * steps + step)
-                recorder.sync()  # a snapshot of what no layer records, for views that end here
-                since = perf_counter()
-                accuracies.append({other.name: accuracy(model, other.test) for other in tasks})
-                testing += perf_counter() - since
-        return TrainedInTurn(model, accuracies, perf_counter() - began - testing, runs / IN_TURN)
+    recipe, about = training_recipe(tasks, hparams, steps, seed), {**_about(hparams, tasks), **named(IN_TURN)}
+    threads, accuracies, seconds = 1 if hparams.small else None, [], 0.0
+    for number in range(1, len(tasks) + 1):
+        began = perf_counter()
+        model = recipe.train(  # from where it was left: views that end there find a snapshot
+            runs / IN_TURN, number * steps, keep=keep, about=about, progress=progress, threads=threads
+        )
+        seconds += perf_counter() - began
+        accuracies.append({other.name: accuracy(model, other.test) for other in tasks})
+    return TrainedInTurn(model, recipe, accuracies, seconds, runs / IN_TURN)
 
 
-@contextmanager
-def _training(
-    hparams: CnnHyperparameters, seed: int
-) -> Iterator[tuple[nn.Sequential, torch.optim.SGD, torch.Generator]]:
-    """Make a network, its optimiser and a source of random numbers; small networks use one thread."""
-    model = seeded(hparams.network, seed)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr=hparams.lr, momentum=hparams.momentum, nesterov=True, weight_decay=hparams.decay
+def training_recipe(
+    tasks: Sequence[Task], hparams: CnnHyperparameters, steps: int, seed: int, moved_until: int = 0
+) -> dualform.Recipe:
+    """Return how a network is trained on one task after the other.
+
+    Args:
+        tasks: in this order.
+        hparams: how to make and train the network.
+        steps: on each task.
+        seed: of the initial weights, the batches and how images are moved.
+        moved_until: the step from which on images are seen as they are.
+    """
+
+    def draw(step: int, generator: torch.Generator) -> Moves | None:
+        is_moved = hparams.shift > 0 and step < moved_until
+        return draw_moves(hparams.batch, hparams.shift, hparams.mirror, generator) if is_moved else None
+
+    sizes = [(len(task.train), steps) for task in tasks]
+    epochs = ShuffledEpochs(sizes, hparams.batch, torch.Generator().manual_seed(seed), draw)
+
+    def batch(step: int) -> dict[str, Any]:
+        of_step = epochs[step]
+        task, rows, moves = tasks[of_step.phase], of_step.rows, of_step.drawn
+        images = task.train.images[rows]
+        return {
+            "id": task.train.first_id + rows,
+            "image": images if moves is None else moved(images, moves, hparams.shift),
+            "label": task.train.labels[rows],
+            "task": task.name,
+        }
+
+    return dualform.Recipe(
+        model=lambda: seeded(hparams.network, seed),
+        optimizer=lambda model: torch.optim.SGD(
+            model.parameters(),
+            lr=1.0,  # the schedule has the rates
+            momentum=hparams.momentum,
+            nesterov=True,
+            weight_decay=hparams.decay,
+        ),
+        batch=batch,
+        losses=lambda model, batch: F.cross_entropy(
+            model(batch["image"]), batch["label"], label_smoothing=hparams.smoothing, reduction="none"
+        ),
+        tags=["label", "task"],
+        seed=seed,
+        schedule=lambda step: learning_rate(step % steps, steps, hparams.lr),
     )
-    with one_thread() if hparams.small else nullcontext():
-        yield model, optimizer, torch.Generator().manual_seed(seed)
 
 
-@contextmanager
-def _on_purpose(recorder: dualform.Recorder) -> Iterator[dualform.Recorder]:
-    """Record without a warning about layers that are left out: the page of results says which."""
-    with ExitStack() as recording:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "dualform does not record")
-            recording.enter_context(recorder)
-        yield recorder
+def whole_recipe(task: Task, hparams: CnnHyperparameters, steps: int, seed: int) -> dualform.Recipe:
+    """Return how a network is trained on all classes: images are moved until the last epoch."""
+    return training_recipe([task], hparams, steps, seed, moved_until=last_epoch_begin(task, hparams, steps))
 
 
-def _tag(recorders: Sequence[dualform.Recorder], task: Task, rows: Tensor) -> None:
-    for recorder in recorders:
-        recorder.tag(id=task.train.first_id + rows, label=task.train.labels[rows], task=task.name)
+def last_epoch_begin(task: Task, hparams: CnnHyperparameters, steps: int) -> int:
+    """Return the step at which the last epoch of a training begins."""
+    return steps - min(steps, len(task.train) // hparams.batch)
 
 
-def _step(
-    model: nn.Module,
-    optimizer: torch.optim.SGD,
-    images: Tensor,
-    labels: Tensor,
-    hparams: CnnHyperparameters,
-    rate: float,
-) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-    loss = F.cross_entropy(model(images), labels, label_smoothing=hparams.smoothing)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
+# The last epoch as a training of its own
+
+
+@dataclass(frozen=True)
+class HalfTrained:
+    """What a training has come to: the model's state and the optimiser's."""
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Any]
+
+
+def train_until(recipe: dualform.Recipe, path: Path, step: int, **options: Any) -> HalfTrained | None:
+    """Train and record the first steps of a recipe; return what the next step begins with, unless it is the first.
+
+    Args:
+        recipe: with one optimiser.
+        path: of the run.
+        step: how many steps it will have.
+        options: of `Recipe.train`.
+    """
+    if not step:
+        return None
+    made: list[torch.optim.Optimizer] = []
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made.append(_one(recipe.optimizer(model)))
+        return made[-1]
+
+    model = replace(recipe, optimizer=optimizer).train(path, step, **options)
+    return HalfTrained(model.state_dict(), made[-1].state_dict()["state"])
+
+
+def rest_of(recipe: dualform.Recipe, first: int, start: Callable[[], HalfTrained | None]) -> dualform.Recipe:
+    """Return the recipe of the same training from a step on.
+
+    Args:
+        recipe: of the whole training, with one optimiser.
+        first: the step.
+        start: returns what the step begins with; None: what a training begins with.
+    """
+
+    def model() -> nn.Module:
+        network = recipe.model()
+        if next(network.parameters()).is_meta:  # an outline, which has no weights
+            return network
+        if (begun := start()) is not None:
+            network.load_state_dict(begun.model)
+        return network
+
+    def optimizer(model: nn.Module) -> torch.optim.Optimizer:
+        made = _one(recipe.optimizer(model))
+        if (begun := start()) is not None:
+            state = deepcopy(begun.optimizer)  # which steps change in place
+            made.load_state_dict({"state": state, "param_groups": made.state_dict()["param_groups"]})
+        return made
+
+    rate = recipe.schedule
+    return replace(
+        recipe,
+        model=model,
+        optimizer=optimizer,
+        batch=lambda step: recipe.batch(first + step),
+        schedule=None if rate is None else lambda step: rate(first + step),
+    )
+
+
+def _one(optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    return optimizer
+
+
+def _recordable(recipe: dualform.Recipe, *, values: bool) -> tuple[list[str], dict[str, str]]:
+    """Return which layers that attend can be recorded, and which cannot, with the reason."""
+    model = recipe.model()
+    everything = dualform.record(model, recipe.optimizer(model), LAST_EPOCH, values=values)  # never entered
+    layers = [name for name in layers_asked(model) if name in everything.layers]
+    return layers, {name: everything.skipped[name] for name in layers_asked(model) if name not in layers}
 
 
 def learning_rate(step: int, steps: int, highest: float) -> float:

@@ -3,9 +3,14 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dualform.datasets import tokens
+from dualform.datasets.corpus import Corpus
 from dualform.experiments.language.training import LanguageHyperparameters
+from dualform.experiments.loops import SLOTS
+from dualform.text import Text
 
 EMBEDDED = "topics"  # needs no download
+_TOKENS = {"characters": tokens.characters, "words": tokens.words}
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,10 @@ class LanguageExperiment:
     hparams: dict[str, LanguageHyperparameters]  # by data set; any other text is trained on as the embedded one
     paper: LanguageHyperparameters
     queries: dict[str, tuple[PromptQuery, ...]]
+
+    def texts(self, corpus: Corpus) -> tuple[Text, Text]:
+        """Split a corpus into tokens. Returns the training and the test text."""
+        return _TOKENS[self.level](corpus)
 
 
 _CHARACTERS = LanguageHyperparameters(
@@ -107,6 +116,8 @@ class LanguageOptions:
     steps: int | None = None
     merge: bool | None = None  # None: if every visit would take more than a few gigabytes
     values: bool = False  # keep them too: several times the bytes, and the run can be certified and muted
+    keep: str = SLOTS  # what is stored of the training: slots, or snapshots to make them again from
+    keep_run: bool = False
     seed: int = 0
 
 

@@ -11,6 +11,7 @@ from dualform.experiments.language.network import LAYER
 from dualform.experiments.language.plan import LanguageExperiment, PromptQuery
 from dualform.experiments.language.quality import TOP, Quality
 from dualform.experiments.language.training import KEYS, MERGED, VALUES, LanguageHyperparameters
+from dualform.experiments.loops import SNAPSHOTS
 from dualform.experiments.page import Excerpts, Section
 from dualform.text import Text, to_plain
 
@@ -18,6 +19,7 @@ _KEPT = {
     MERGED: "keys summed up over all visits to a position",
     KEYS: "the keys of every visit to a position",
     VALUES: "the keys and values of every visit to a position",
+    SNAPSHOTS: "snapshots, from which keys and values of every visit to a position were made again,",
 }
 _METHODS = {
     "attention": "attention, summed over visits",
@@ -34,8 +36,8 @@ class LanguageResults:
     corpus: Corpus
     text: Text
     hparams: LanguageHyperparameters
-    kept: str  # merged | keys | values
-    certificate: dualform.Certificate | None  # of a run with values
+    kept: str  # merged | keys | values | snapshots
+    certificate: dualform.Certificate | None  # of values, stored or made again
     seconds: Mapping[str, float]
     training_perplexity: Sequence[tuple[int, float]]
     test_perplexity: float
@@ -60,6 +62,7 @@ def document(results: LanguageResults) -> dict[str, Any]:
         "vocabulary": len(results.text.vocabulary),
         "recipe": asdict(results.hparams),
         "paper_recipe": asdict(results.experiment.paper),
+        "kept": results.kept,
         "merged": results.kept == MERGED,
         "certificate": results.certificate and results.certificate.to_dict(),
         "seconds": dict(results.seconds),

@@ -5,8 +5,8 @@ every stream, beginning with the state after the step before; a new epoch begins
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -17,17 +17,18 @@ from torch import Tensor, nn
 
 import dualform
 from dualform.experiments.language.network import FACTORY, LAYER, LanguageModel, State
-from dualform.experiments.loops import seeded
+from dualform.experiments.loops import SNAPSHOTS, seeded
 from dualform.text import Text
 
 TEXT = "text.json"  # the training text, in the directory of the run
 Progress = Callable[[int, str], None]  # called with the number of a finished step, and a note
 
-MERGED, KEYS, VALUES = "merged", "keys", "values"  # what is kept of the LSTM's slots
+MERGED, KEYS, VALUES = "merged", "keys", "values"  # what is kept of the LSTM's slots, if it is not SNAPSHOTS
 _RECORD_OPTIONS: dict[str, dict[str, Any]] = {
     MERGED: {"merge": "position"},
     KEYS: {"values": False},
     VALUES: {"dtype": "float16"},
+    SNAPSHOTS: {"keep": SNAPSHOTS, "dtype": "float16"},
 }
 
 _STEPS_PER_PERPLEXITY = 20  # whose mean loss makes a perplexity in the results
@@ -64,8 +65,37 @@ class TrainedLanguageModel:
     """A trained model, and how its training went."""
 
     model: LanguageModel
+    recipe: dualform.Recipe
     perplexity: list[tuple[int, float]]  # on the training text, as it was read: step, mean over the steps before
     seconds: float
+
+
+def training_recipe(text: Text, hparams: LanguageHyperparameters, seed: int) -> dualform.Recipe:
+    """Return how a language model is trained on a text.
+
+    Args:
+        text: to train on.
+        hparams: how to make and train the model.
+        seed: of the initial weights and of dropout.
+    """
+    streams = Streams(text, hparams)
+
+    def losses(model: nn.Module, batch: Mapping[str, Any], state: State | None) -> tuple[Tensor, State]:
+        before = None if batch["position"][0, 0] == 0 else state  # a new epoch
+        logits, after = model(batch["token"], before)
+        targets = batch["target"]  # (batch, span)
+        of_each = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten(), reduction="none")
+        return of_each.view(targets.shape), after
+
+    return dualform.Recipe(
+        model=lambda: seeded(lambda: hparams.network(len(text.vocabulary)), seed),
+        optimizer=lambda model: torch.optim.Adam(model.parameters(), lr=hparams.lr),
+        batch=streams.batch,
+        losses=losses,
+        tags=["position"],
+        seed=seed,
+        clip=hparams.clip,
+    )
 
 
 def train(
@@ -75,6 +105,7 @@ def train(
     *,
     seed: int,
     kept: str,
+    about: Mapping[str, Any] | None = None,
     progress: Progress = lambda step, note: None,
 ) -> TrainedLanguageModel:
     """Train on a text, and record the LSTM.
@@ -84,33 +115,25 @@ def train(
         hparams: how to make and train the model.
         path: of the run.
         seed: of the initial weights and of dropout.
-        kept: what is recorded: keys summed over visits (MERGED), keys (KEYS), or keys and values (VALUES).
+        kept: what is recorded: keys summed over visits (MERGED), keys (KEYS), keys and values (VALUES), or nothing
+            but what it takes to make them again (SNAPSHOTS).
+        about: what else the run says of itself.
         progress: called with the number of each finished step, and the perplexity.
     """
-    model = seeded(lambda: hparams.network(len(text.vocabulary)), seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=hparams.lr)
-    about = {"model": FACTORY, "arguments": hparams.sizes(len(text.vocabulary)), "text": TEXT}
-    losses, began = _LossLog(), perf_counter()
-    with (
-        torch.random.fork_rng(devices=[]),  # dropout draws from the global generator
-        dualform.record(model, optimizer, path, layers=LAYER, about=about, **_RECORD_OPTIONS[kept]) as recorder,
-    ):
-        torch.manual_seed(seed)
-        state: State | None = None
-        for step, (tokens, targets, positions) in enumerate(batches(text, hparams)):
-            recorder.tag(position=positions)
-            before = None if positions[0, 0] == 0 else state  # a new epoch
-            logits, (hidden, cell) = model(tokens, before)
-            state = (hidden.detach(), cell.detach())  # no error goes back into the step before
-            loss = F.cross_entropy(logits.flatten(end_dim=1), targets.flatten())
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), hparams.clip)
-            optimizer.step()
-            losses.add(loss.item())
-            progress(step, f"perplexity {math.exp(losses.running):,.1f}")
+    sizes = hparams.sizes(len(text.vocabulary))
+    about = {"model": FACTORY, "arguments": sizes, "text": TEXT, **(about or {})}
+    recipe, log, began = training_recipe(text, hparams, seed), _LossLog(), perf_counter()
+    model = log.followed(recipe).train(
+        path,
+        hparams.steps,
+        layers=LAYER,
+        about=about,
+        progress=lambda step: progress(step, f"perplexity {math.exp(log.running):,.1f}"),
+        **_RECORD_OPTIONS[kept],
+    )
     text.save(path / TEXT)
-    return TrainedLanguageModel(model, losses.perplexities(), perf_counter() - began)
+    assert isinstance(model, LanguageModel)
+    return TrainedLanguageModel(model, recipe, log.perplexities(), perf_counter() - began)
 
 
 class _LossLog:
@@ -119,6 +142,16 @@ class _LossLog:
     def __init__(self) -> None:
         self._losses: list[float] = []
         self.running = 0.0
+
+    def followed(self, recipe: dualform.Recipe) -> dualform.Recipe:
+        """Return a recipe whose losses are collected as it trains."""
+
+        def losses(model: nn.Module, batch: Mapping[str, Any], state: State | None) -> tuple[Tensor, State]:
+            of_each, after = recipe.losses(model, batch, state)
+            self.add(float(of_each.detach().mean()))
+            return of_each, after
+
+        return replace(recipe, losses=losses)
 
     def add(self, loss: float) -> None:
         self.running = _RUNNING_DECAY * self.running + (1 - _RUNNING_DECAY) * loss if self._losses else loss
@@ -131,17 +164,29 @@ class _LossLog:
         return [(start + len(part), math.exp(sum(part) / len(part))) for start, part in zip(starts, parts, strict=True)]
 
 
-def batches(text: Text, hparams: LanguageHyperparameters) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield for each step tokens, the tokens that follow them, and their positions; all (batch, span)."""
-    ids = torch.from_numpy(text.ids)
-    batch = max(1, min(hparams.batch, (len(text) - 1) // (hparams.span + 1)))  # a short text has fewer streams
-    length = (len(text) - 1) // batch
-    span = min(hparams.span, length)
-    starts = torch.arange(batch)[:, None] * length  # (batch, 1)
-    per_epoch = length // span
-    for step in range(hparams.steps):
-        positions = starts + step % per_epoch * span + torch.arange(span)  # (batch, span)
-        yield ids[positions], ids[positions + 1], positions
+class Streams:
+    """The training text in as many streams as a batch has rows; a short text has fewer.
+
+    A row of a batch is a passage of a stream, and its id is the position that it begins at.
+    """
+
+    def __init__(self, text: Text, hparams: LanguageHyperparameters) -> None:
+        self._ids = torch.from_numpy(text.ids)
+        batch = max(1, min(hparams.batch, (len(text) - 1) // (hparams.span + 1)))
+        length = (len(text) - 1) // batch
+        self._span = min(hparams.span, length)
+        self._starts = torch.arange(batch)[:, None] * length  # (batch, 1)
+        self._per_epoch = length // self._span
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """Return the tokens of a step, the tokens that follow them, and their positions; all (batch, span)."""
+        positions = self._starts + step % self._per_epoch * self._span + torch.arange(self._span)  # (batch, span)
+        return {
+            "id": positions[:, 0],
+            "token": self._ids[positions],
+            "target": self._ids[positions + 1],
+            "position": positions,
+        }
 
 
 def perplexity(model: LanguageModel, text: Text) -> float:

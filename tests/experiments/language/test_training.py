@@ -1,7 +1,6 @@
 """Language models in training: every token in its place, the state carried on, perplexity as defined."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.testing import assert_close
 
-from dualform.experiments.language.training import TEXT, batches, perplexity
+from dualform.experiments.language.training import TEXT, Streams, perplexity
 from dualform.text import Text
 from tests.experiments.language.conftest import HYPERPARAMETERS, Case
 
@@ -22,20 +21,23 @@ def text_of(length: int) -> Text:
 
 def test_an_epoch_reads_every_stream_in_order() -> None:
     text = text_of(4 * 21 + 1)
-    steps = list(batches(text, replace(HYPERPARAMETERS, steps=6)))
-    read = torch.cat([positions for _, _, positions in steps[:3]], dim=1)  # (batch, 3 spans)
+    streams = Streams(text, HYPERPARAMETERS)
+    steps = [streams.batch(step) for step in range(6)]
+    read = torch.cat([batch["position"] for batch in steps[:3]], dim=1)  # (batch, 3 spans)
     assert read.tolist() == [list(range(first, first + 21)) for first in (0, 21, 42, 63)]
-    assert steps[3][2].tolist() == steps[0][2].tolist()
-    for tokens, targets, positions in steps:
-        assert tokens.tolist() == text.ids[positions.numpy()].tolist()
-        assert targets.tolist() == text.ids[positions.numpy() + 1].tolist()
+    assert steps[3]["position"].tolist() == steps[0]["position"].tolist()
+    for batch in steps:
+        assert batch["token"].tolist() == text.ids[batch["position"].numpy()].tolist()
+        assert batch["target"].tolist() == text.ids[batch["position"].numpy() + 1].tolist()
+        assert batch["id"].tolist() == batch["position"][:, 0].tolist()
 
 
 @pytest.mark.parametrize("length", [2, 5, 9, 20])
 def test_short_texts_have_fewer_streams(length: int) -> None:
-    for tokens, _, positions in batches(text_of(length), HYPERPARAMETERS):
-        assert tokens.numel() >= 1
-        assert int(positions.max()) < length - 1
+    streams = Streams(text_of(length), HYPERPARAMETERS)
+    for batch in (streams.batch(step) for step in range(HYPERPARAMETERS.steps)):
+        assert batch["token"].numel() >= 1
+        assert int(batch["position"].max()) < length - 1
 
 
 def test_the_model_learns_and_says_so(case: Case) -> None:
@@ -54,7 +56,8 @@ def test_perplexity_is_that_of_each_token_after_all_before_it(case: Case) -> Non
 
 
 def test_the_run_holds_everything_to_ask_it_again(case: Case) -> None:
-    assert case.memory.tags == {"position": "int"}
+    assert case.memory.tags == {"id": "int", "position": "int"}
+    assert case.merged.tags == {"position": "int"}
     assert case.memory.layers == ["lstm.l0"]
     assert Text.load(case.path / "full" / TEXT).ids.tolist() == case.text.ids.tolist()
     rebuilt = case.memory.model(HYPERPARAMETERS.network(len(case.text.vocabulary)))
