@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 _MODEL = -1  # what comes before step 0
+_WORD, _HALF = (1 << 64) - 1, (1 << 32) - 1
 ONE_AT_A_TIME = RLock()  # of threads, which share all that is set here
 
 
@@ -50,6 +51,14 @@ def repeatable(threads: int | None = None) -> Iterator[int]:
 _deterministic: Any = torch.utils.deterministic
 
 
+def _mixed(number: int) -> int:
+    """Return 63 bits of which each depends on all of a number's: neighbouring steps have unrelated random numbers."""
+    number = (number ^ (number >> 64)) * 0x9E3779B97F4A7C15 & _WORD
+    number = (number ^ (number >> 30)) * 0xBF58476D1CE4E5B9 & _WORD
+    number = (number ^ (number >> 27)) * 0x94D049BB133111EB & _WORD
+    return (number ^ (number >> 31)) >> 1
+
+
 def seed_model(seed: int) -> None:
     """Seed everything that draws random numbers while a model is made."""
     seed_step(seed, _MODEL)
@@ -57,9 +66,8 @@ def seed_model(seed: int) -> None:
 
 def seed_step(seed: int, step: int) -> None:
     """Seed everything that draws random numbers in a step: batches, dropout."""
-    # two words of a hash, so that neither neighbouring steps nor neighbouring seeds have related random numbers
-    low, high = np.random.SeedSequence((seed, step + 1)).generate_state(2).tolist()
-    whole = low + (high << 31)
+    whole = _mixed((seed << 32) + step + 1)
+    low, high = whole & _HALF, whole >> 32
     torch.default_generator.manual_seed(whole)  # torch.manual_seed would keep a traceback for each device it waits for
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(whole)

@@ -118,6 +118,8 @@ class TrainedAgain:
             with repeatable(self._threads):
                 live = self._at(part)
                 self._sink.begin(part.info.first_step, part.info.last_step)
+                for layer in self._layers:
+                    live.session.expect(layer, part.key_rows(layer), part.slots(layer))
                 while live.session.steps < part.info.last_step:
                     self._compare(live.training, live.take_step())
                 live.session.seal()
@@ -258,7 +260,7 @@ def _nbytes(held: Mapping[str, Array] | StateInMemory) -> int:
 def _key_columns(layer: str, passes: Sequence[Rows]) -> dict[str, Column]:
     """Return all keys, also those that come again."""
     exponents = [rows.key_exponent for rows in passes if rows.key_exponent is not None]
-    columns = {"keys": Column(neighbours_joined([known(rows.keys) for rows in passes]))}
+    columns = {"keys": Column(neighbours_joined([known(rows.keys) for rows in passes], writeable=True))}
     if exponents:
         columns["key_exponent"] = Column([np.concatenate(exponents)])
     return {slot_tensor(layer, name): column for name, column in columns.items()}

@@ -61,6 +61,7 @@ class Training:
         self._rates = [[group.get("lr") for group in optimizer.param_groups] for optimizer in self.optimizers]
         self._carried: Any = None
         self._carried_on: Any = None  # by the step that is being taken
+        self._has_buffers = any(True for _ in self.model.buffers())
         self._buffers: dict[str, Tensor] = {}  # copies of the model's, from before that step
         self._restored_from: str | None = None  # the snapshot from which no step was taken yet
         self.step = 0
@@ -80,7 +81,8 @@ class Training:
 
     def _take_step(self, listener: Listener) -> Witness:
         recipe, step = self.recipe, self.step
-        self._buffers = {name: buffer.clone() for name, buffer in named_buffers(self.model)}
+        if self._has_buffers:
+            self._buffers = {name: buffer.clone() for name, buffer in named_buffers(self.model)}
         batch = recipe.batch_of(step)
         weights = None if recipe.weigh is None else _checked_weights(recipe.weigh(batch.content), batch)
         self._schedule()

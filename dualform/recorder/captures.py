@@ -139,6 +139,7 @@ class Captures:
         self._passes: Counter[str] = Counter()  # that wait, by layer
         self._accumulated: dict[str, set[int]] = defaultdict(set)  # numbers of passes, by layer
         self._dropped = 0
+        self._buffers: dict[tuple[str, bool], RowBuffer] = {}  # by layer: of keys, and of values
         self._handles: dict[str, RemovableHandle] = {}  # by layer, while it is recorded
         self._gradient_handles: dict[str, RemovableHandle] = {}
         try:
@@ -208,6 +209,12 @@ class Captures:
         self._dropped += passes
         self._arena.hand_over()  # to nobody: what others do not need is freed
         self._on_drop(idle, passes)
+
+    def expect(self, layer: str, keys: int, values: int) -> None:
+        """Make room for so many rows in one piece, where it is known how many will come until they are taken over."""
+        for of_values, rows in ((False, keys), (True, values)):
+            if (layer, of_values) in self._buffers:
+                self._buffers[layer, of_values].reserve(rows)
 
     def drop(self, layer: str) -> None:
         """Take the hook off a layer, and forget what waits. Passes that are still to be followed back are ignored."""
@@ -292,6 +299,7 @@ class Captures:
             buffer = self._arena.buffer(described.d_out, dtype)
         else:
             buffer = self._arena.buffer(described.keys.width, layer.kind.key_dtype(dtype))
+        self._buffers[layer.name, values] = buffer
         return lambda rows: Packed(*pack(rows, buffer.empty(len(rows)), alike=not values))
 
 
@@ -341,6 +349,11 @@ class RowBuffer:
         self._block = torch.empty(0, width, dtype=dtype)
         self._start = 0  # rows of it that are in use
         self._pieces: list[Tensor] = []  # behind them, the first one last
+
+    def reserve(self, rows: int) -> None:
+        """Begin a block of just so many rows, which nobody gives back."""
+        self._block, self._start = torch.empty(rows, self._width, dtype=self._dtype), 0
+        self._pieces = []
 
     def leave(self) -> None:
         """Carve no more out of the block that is in use."""

@@ -155,6 +155,10 @@ class Session:
         error.__cause__ = self.failure
         return error
 
+    def expect(self, layer: str, keys: int, values: int) -> None:
+        """Make room for the rows of a layer that are known to come before the next seal."""
+        self._captures.expect(layer, keys, values)
+
     def seal(self) -> None:
         """Audit all steps so far, and hand them over to be written."""
         self._audit_pending(sync=True)

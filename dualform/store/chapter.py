@@ -171,7 +171,7 @@ def slot_columns(layer: str, passes: list[tuple[int, Rows]], *, sparse: bool = T
     values = [rows.values for _, rows in passes if rows.values is not None]
     exponents = [rows.value_exponent for _, rows in passes if rows.value_exponent is not None]
     if values:
-        joined = neighbours_joined(values)
+        joined = neighbours_joined(values, writeable=not sparse)
         without = without_zeros(joined) if sparse else None
         if without is None:
             columns["values"] = Column(joined)

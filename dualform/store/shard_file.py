@@ -56,7 +56,7 @@ class Column:
         return {"dtype": self.dtype_code, "shape": self.shape, "data_offsets": [start, start + self.nbytes]}
 
 
-def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
+def neighbours_joined(blocks: Sequence[Array], writeable: bool = False) -> list[Array]:
     """Return the same rows in fewer blocks: those that follow one another in memory become one, uncopied.
 
     The result is valid for as long as the blocks are.
@@ -72,7 +72,7 @@ def neighbours_joined(blocks: Sequence[Array]) -> list[Array]:
             runs.append((block, len(block)))
         end = start + block.nbytes
     return [
-        block if len(block) == rows else as_strided(block, (rows, *block.shape[1:]), writeable=False)
+        block if len(block) == rows else as_strided(block, (rows, *block.shape[1:]), writeable=writeable)
         for block, rows in runs
     ]
 
