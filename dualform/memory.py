@@ -35,6 +35,8 @@ from dualform.dual.strategy import Duals
 from dualform.engine import Fold, Plan, carry_out, in_one_pass
 from dualform.errors import NotRecorded, QueryError, RecipeError, UnknownName, listing
 from dualform.influence import ask
+from dualform.influence.calibrate import Calibration, calibrate
+from dualform.influence.calibrate import Plan as CalibrationPlan
 from dualform.influence.result import Influence
 from dualform.influence.suspects import suspects
 from dualform.kinds import check_kinds, match_modules, names
@@ -387,6 +389,44 @@ class Memory:
             raise UnknownName("method of influence", method, ("fast", "exact"))
         weights = (around,) if isinstance(around, int | float) else tuple(around)
         return ask.exact(view, model, inputs, wanted, weights, progress)
+
+    def calibrate(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        target: Target = None,
+        *,
+        of: str = "margin",
+        rows: int | slice | None = None,
+        drop: float = 0.05,
+        runs: int = 16,
+        methods: Sequence[str] = ("attention", "contribution", "muting", "fast"),
+        seed: int = 0,
+        progress: Callable[[int, int], None] = lambda run, runs: None,
+    ) -> Calibration:
+        """Measure how well each method predicts retraining, on this very run: `memory.calibrate(model, images)`.
+
+        Trains again, several times, each time without some examples drawn at random, and compares how outputs change
+        with what was predicted. The trainings are kept beside the run, for the next call with the same question.
+
+        Args:
+            model: The model as the memory ends with it.
+            inputs: What it is called with; their outputs are compared.
+            target: As for `influence`; so are `of` and `rows`.
+            of: What is measured of an output.
+            rows: Which rows of each input.
+            drop: The share of examples that each training is without.
+            runs: How many trainings.
+            methods: "attention", "contribution", "muting", "fast", "exact": the last two are `influence`.
+            seed: Of the examples that are left out.
+            progress: Called with the number of trainings that are done, and of all.
+
+        Returns:
+            `table` and `figure()`.
+        """
+        wanted, plan = ask.Wanted(target, of, rows), CalibrationPlan(drop, runs, tuple(methods), seed)
+        recipe_of(self._run)
+        return calibrate(self, self._sources.view, model, inputs, wanted, plan, progress)
 
     def suspects(self, k: int = 10) -> Table:
         """Return the training examples whose label is probably wrong: `memory.suspects(10)`.

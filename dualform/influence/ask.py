@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dualform.attention.directions import Target, chosen_classes, directions, logits_of, measured
+from dualform.attention.directions import Directions, Target, chosen_classes, directions, logits_of, measured
 from dualform.attention.input_rows import InputRows
 from dualform.attention.queries import as_queries, call, queries_of
 from dualform.errors import NotRecorded, QueryError
@@ -40,6 +40,15 @@ def fast(view: View, model: nn.Module, inputs: Any, wanted: Wanted, max_bytes: i
     _check_view(view)
     if not view.run.manifest.storage.values:
         raise NotRecorded("influence needs values, and this run holds keys only")
+    asked, towards = asked_of_layers(view, model, inputs, wanted)
+    visits = Visits.of(view, output_layer(view, asked))
+    check_room(len(visits), len(towards.classes), max_bytes)
+    result = estimate(view, asked, visits, len(towards.classes), progress)
+    return Influence(towards.classes, wanted.of, towards.measures, "fast", result.notes, visits, result.scores)
+
+
+def asked_of_layers(view: View, model: nn.Module, inputs: Any, wanted: Wanted) -> tuple[dict[str, Asked], Directions]:
+    """Return what is asked of each layer: the queries of inputs, and the gradients of what is wanted."""
     layers = view.run.layers
     input_rows = InputRows(model, layers, inputs, wanted.rows)
     queries = as_queries(view, queries_of(model, layers, inputs, input_rows))
@@ -49,10 +58,18 @@ def fast(view: View, model: nn.Module, inputs: Any, wanted: Wanted, max_bytes: i
         for name, own in queries.items()
         if name in towards.layers
     }
-    visits = Visits.of(view, output_layer(view, asked))
-    check_room(len(visits), len(towards.classes), max_bytes)
-    result = estimate(view, asked, visits, len(towards.classes), progress)
-    return Influence(towards.classes, wanted.of, towards.measures, "fast", result.notes, visits, result.scores)
+    return asked, towards
+
+
+def outputs_of(inputs: Any, wanted: Wanted) -> Callable[[nn.Module], Tensor]:
+    """Return what measures a model's outputs: (inputs,)."""
+    outputs = _outputs_of(inputs, wanted.rows)
+
+    def measure(model: nn.Module) -> Tensor:
+        logits = outputs(model)
+        return measured(logits, chosen_classes(wanted.target, logits), wanted.of)
+
+    return measure
 
 
 def exact(

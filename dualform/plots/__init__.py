@@ -7,6 +7,7 @@ Functions take tables and return figures; none of them opens a run or asks a que
 """
 
 from dualform.plots.accuracy import accuracies
+from dualform.plots.calibration import predicted_changes
 from dualform.plots.classes import attention_per_class, total_per_class
 from dualform.plots.contribution import LogitParts, contribution_figure
 from dualform.plots.images import TopImages, top_images
@@ -34,6 +35,7 @@ __all__ = [
     "attention_matrix",
     "attention_per_class",
     "contribution_figure",
+    "predicted_changes",
     "require_matplotlib",
     "save_pages",
     "spotlight_figure",
