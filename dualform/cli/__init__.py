@@ -7,7 +7,7 @@ Everything heavy is imported inside the commands, so that `--help` and `info` do
 """
 
 # Importing a module registers its commands; `--help` lists them in this order.
-from dualform.cli import info, attend, retrain, view, report, demo, reproduce  # noqa: F401  # isort: skip
+from dualform.cli import info, attend, suspects, retrain, view, report, demo, reproduce  # noqa: F401  # isort: skip
 from dualform.cli.app import app, main
 
 __all__ = ["app", "main"]

@@ -129,7 +129,7 @@ def calibrate(
             for layer in asked:
                 changes = -chosen @ _by_id(spotlight[layer], ids, asked[layer].owners, len(now)).T
                 best = max(best, (rank_correlation(changes, true), layer, changes), key=lambda one: one[0])
-            name = f"attention in {best[1]!r}, the best layer"
+            name = f"attention ({best[1]})"  # the layer that does best
             predicted[name] = best[2]
         elif name == "contribution":
             spotlight = memory.attend(model, inputs, rows=wanted.rows)

@@ -37,6 +37,7 @@ from dualform.store import Layer
 FEATURES = 512  # of a layer
 _TINY = 1e-30
 _ROUNDING = 1e-2  # of the sum of a row's sizes, that its sum may be off
+_ROUNDED = 1e-5  # what rounding leaves of a probability
 _LOOKED_AT = 4  # steps, whose errors tell what the loss is
 Progress = Callable[[int, int], None]
 
@@ -198,13 +199,12 @@ def why_no_curvature(view: View, layer: str) -> str | None:
         return f"layer {layer!r} has a single output, so that the loss is no cross-entropy"
     for _, chapter in (view.run.chapters[0], view.run.chapters[-1]):
         for passes in list(slots.passes_of_all(chapter).values())[:_LOOKED_AT]:
-            errors = torch.cat([slots.block(rows).values.double() for rows in passes])
-            sizes = errors.abs().sum(dim=1)
-            negative = ((errors < 0) & (errors.abs() > _ROUNDING * sizes[:, None])).sum(dim=1)
-            balanced = errors.sum(dim=1).abs() <= _ROUNDING * sizes
-            if not bool(balanced.all()) or bool((negative > 1).any()):
+            u = torch.cat([slots.block(rows).values.double() for rows in passes])
+            u = u * len(u)  # p - y, whose entries torch has rounded
+            slack = _ROUNDING * u.abs().sum(dim=1) + _ROUNDED
+            if bool((u.sum(dim=1).abs() > slack).any()) or bool(((u < -slack[:, None]).sum(dim=1) > 1).any()):
                 return f"the errors of layer {layer!r} are not those of a softmax cross-entropy"
-            if bool((errors.amin(dim=1) * len(errors) < -1 - _ROUNDING).any()):
+            if bool((u.amin(dim=1) < -1 - _ROUNDING).any()):
                 return "the loss is not a mean over the examples of a step"
     return None if until else "no step was recorded"
 

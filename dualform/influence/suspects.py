@@ -75,10 +75,10 @@ def probabilities(errors: Tensor) -> tuple[Tensor, Tensor]:
 
 def softmax_layer(view: View) -> tuple[str, Visits]:
     """Return the layer whose errors are those of a softmax, the last one of them, and its visits."""
-    why_not = "the run has no layers"
+    reasons = []
     for name in reversed(view.run.layers):
-        visits = Visits.of(view, name)
-        why_not = why_no_curvature(view, name) or ""
-        if not why_not:
-            return name, visits
-    raise NotRecorded(f"what the model said of its training examples is not known: {why_not}")
+        why_not = why_no_curvature(view, name)
+        if why_not is None:
+            return name, Visits.of(view, name)
+        reasons.append(why_not)
+    raise NotRecorded(f"what the model said of its training examples is not known: {reasons[0]}")

@@ -33,8 +33,7 @@ def predicted_changes(
     figure, body = figure_with_heading(
         2.6,
         "Does it predict what training without examples gives?",
-        f"Each dot: one output, in one training without {drop:.1%} of the examples, drawn at random. On the line, the "
-        "prediction is right. Number: mean rank correlation over trainings.",
+        f"A dot: one output, in one training without {drop:.1%} of the examples. On the line: rightly predicted.",
         width=max(_MIN_WIDTH, _PANEL_WIDTH * len(pairs)),
     )
     axes = body.subplots(1, len(pairs), squeeze=False)[0]
@@ -43,7 +42,7 @@ def predicted_changes(
         panel.scatter(predicted.reshape(-1), true.reshape(-1), s=5, color=PREDICTED, alpha=0.35, linewidths=0)
         ends = np.array([true.min(), true.max()])
         panel.plot(ends, ends, color=FAINT, linewidth=1)
-        panel.set_title(f"{method}\n{correlations[method]:.2f}", fontsize=PANEL, color=INK)
+        panel.set_title(f"{method}\nrank correlation {correlations[method]:.2f}", fontsize=PANEL, color=INK)
         panel.set_xlabel("predicted change", fontsize=LABEL, color=INK)
     axes[0].set_ylabel("true change", fontsize=LABEL, color=INK)
     return figure
