@@ -71,9 +71,10 @@ class Calibration:
         """Draw predicted against true changes."""
         from dualform import plots
 
-        rows = {row["method"]: row["lds"] for row in self.table.rows()}
-        pairs = {name: (own.numpy(), self.true.numpy()) for name, own in self.predicted.items()}
-        return plots.predicted_changes(pairs, rows, self.drop)
+        titles = {name: f"influence, {name}" if name in ("fast", "exact") else name for name in self.predicted}
+        correlations = {titles[row["method"]]: row["lds"] for row in self.table.rows()}
+        pairs = {titles[name]: (own.numpy(), self.true.numpy()) for name, own in self.predicted.items()}
+        return plots.predicted_changes(pairs, correlations, self.drop)
 
     def __repr__(self) -> str:
         runs, outputs = self.true.shape
