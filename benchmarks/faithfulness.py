@@ -8,9 +8,10 @@ at 1e-3; pixels standardised one by one) and MNIST (2,048 examples, 784-128-128-
 at 3e-4). Outputs are the margins of 64 random test images. Each network is trained again 64 times without a random
 half, tenth and hundredth of its examples, weighted by 0, in the same order. The number is the linear datamodeling
 score: for each output the rank correlation, over these trainings, between the sum of a method's scores of the examples
-that were kept and what came out; the mean over outputs. Methods get all they ask for: TracIn ten checkpoints, EK-FAC
-the best damping of seven for each number, attention the best layer. `seconds` is all that a method takes for the 64
-outputs, `trainings` the same as a multiple of one recorded training.
+that were kept and what came out; the mean over outputs. Methods get all they ask for (benchmarks/predictors.py): TracIn
+ten checkpoints; the best of several settings, anew for each number, TRAK, LoGra and EK-FAC; attention the best layer.
+Costs are those of one setting: seconds to prepare (of a recording, what it added to the training), seconds for all
+64 outputs, both together in recorded trainings, and what is kept between questions.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import dualform
 from benchmarks.command import run as run_command
+from benchmarks.predictors import METHODS, Prediction
 from dualform.datasets import image_catalogue
 from dualform.influence.calibrate import rank_correlation
 from dualform.recipe.batches import ShuffledEpochs
@@ -34,8 +35,7 @@ from dualform.recipe.repeatable import repeatable
 from dualform.recipe.training import Training
 
 DROPS = (0.5, 0.1, 0.01)
-_OUTPUTS, _CHECKPOINTS = 64, 10
-_DAMPINGS = (None, 1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)  # None: kronfluence's own
+_OUTPUTS = 64
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,9 @@ class Trained:
     model: nn.Sequential
     truth: Mapping[float, tuple[Tensor, Tensor]]  # by share: examples that are kept (runs, examples), outputs
     seconds: float  # of the recorded training
+    plain_seconds: float  # of one that is not recorded
 
-    def scores(self, per_example: Tensor) -> dict[str, float]:
+    def lds(self, per_example: Tensor) -> dict[str, float]:
         """Return the measure of scores (outputs, examples), by share."""
         return {
             f"{share:g}": rank_correlation(kept @ per_example.double().T, out)
@@ -130,6 +131,9 @@ def train(subject: Subject, path: Path, runs: int) -> Trained:
     began = perf_counter()
     recipe.train(path, subject.steps, dtype="float32", threads=1)
     seconds, truth = perf_counter() - began, {}
+    began = perf_counter()
+    _trained(recipe, subject.steps)
+    plain = perf_counter() - began
     for share in DROPS:
         generator = torch.Generator().manual_seed(round(1000 * share))
         count, kept = max(1, round(share * len(subject.images))), []
@@ -143,7 +147,7 @@ def train(subject: Subject, path: Path, runs: int) -> Trained:
     memory = dualform.load(path, recipe=recipe)
     model = memory.model(subject.network()).eval()
     assert isinstance(model, nn.Sequential)
-    return Trained(subject, memory, model, truth, seconds)
+    return Trained(subject, memory, model, truth, seconds, plain)
 
 
 def _of_ids(weights: Tensor) -> Callable[[Mapping[str, Any]], Tensor]:
@@ -158,175 +162,42 @@ def _trained(recipe: dualform.Recipe, steps: int) -> nn.Module:
     return training.model.eval()
 
 
-# Methods: each returns scores (outputs, examples), positive for what speaks for the class
-
-
-def attention(trained: Trained) -> Tensor:
-    """Return attention in the layer that does best with half of the examples."""
-    spotlight = trained.memory.attend(trained.model, trained.subject.tests)
-    by_layer = [_by_id(trained, layer.total(by="id")) for layer in (spotlight[name] for name in spotlight)]
-    return max(by_layer, key=lambda scores: trained.scores(scores)["0.5"])
-
-
-def contribution(trained: Trained) -> Tensor:
-    """Return contributions to the margins, over all layers."""
-    from dualform.influence.ask import Wanted, asked_of_layers
-
-    memory, subject = trained.memory, trained.subject
-    asked, _ = asked_of_layers(
-        memory._sources.view, trained.model, subject.tests, Wanted(subject.classes, "margin", None)
-    )
-    spotlight = memory.attend(trained.model, subject.tests)
-    parts = [
-        _by_id(trained, spotlight[name].contribution(own.directions).total(by="id")) for name, own in asked.items()
-    ]
-    return torch.stack(parts).sum(dim=0)
-
-
-def influence(trained: Trained, **options: Any) -> Tensor:
-    """Return our influence."""
-    subject = trained.subject
-    table = trained.memory.influence(trained.model, subject.tests, subject.classes, **options).examples
-    return _by_id(trained, table)
-
-
-def _by_id(trained: Trained, table: dualform.Table) -> Tensor:
-    scores = torch.zeros(len(trained.subject.tests), len(trained.subject.images), dtype=torch.float64)
-    rows, columns = torch.from_numpy(table["query"]), torch.from_numpy(table["id"].astype("int64"))
-    return scores.index_put_((rows, columns), torch.from_numpy(table["total"]), accumulate=True)
-
-
-def tracin(trained: Trained) -> Tensor:
-    """Return captum's TracIn with ten checkpoints, over all layers."""
-    from captum.influence import TracInCP
-
-    subject, memory = trained.subject, trained.memory
-    steps = [round(subject.steps * (i + 1) / _CHECKPOINTS) for i in range(_CHECKPOINTS)]
-    states = {str(step): memory.until(step).model(subject.network()).state_dict() for step in steps}
-
-    def load(model: nn.Module, name: str) -> float:
-        model.load_state_dict(states[name])
-        return 1.0
-
-    tracer = TracInCP(
-        model=subject.network(),
-        train_dataset=TensorDataset(subject.images, subject.labels),
-        checkpoints=list(states),
-        checkpoints_load_func=load,
-        loss_fn=nn.CrossEntropyLoss(reduction="sum"),
-        batch_size=256,
-        sample_wise_grads_per_batch=True,
-    )
-    scores: Tensor = tracer.influence((subject.tests, subject.classes))
-    return scores.detach()
-
-
-def trak(trained: Trained) -> Tensor:
-    """Return traker's scores of one model, projected to 1,024 numbers."""
-    from trak import TRAKer
-    from trak.projectors import ProjectionType
-
-    from benchmarks.peers.trak import Kept
-
-    subject, weights = trained.subject, trained.model.state_dict()
-    width = sum(weight.numel() for weight in weights.values())
-    with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
-        traker = TRAKer(
-            model=trained.model,
-            task="image_classification",
-            train_set_size=len(subject.images),
-            save_dir=directory,
-            device="cpu",
-            projector=Kept(width, 1024, 0, ProjectionType.normal, torch.device("cpu"), block_size=1024),
-            use_half_precision=False,
-            logging_level=40,
-        )
-        traker.load_checkpoint(weights, model_id=0)
-        for rows in torch.arange(len(subject.images)).split(128):
-            traker.featurize(batch=[subject.images[rows], subject.labels[rows]], num_samples=len(rows))
-        traker.finalize_features()
-        traker.start_scoring_checkpoint("tests", weights, model_id=0, num_targets=len(subject.tests))
-        traker.score(batch=[subject.tests, subject.classes], num_samples=len(subject.tests))
-        return torch.as_tensor(traker.finalize_scores("tests")).mT.double()
-
-
-def ekfac(trained: Trained) -> list[Tensor]:
-    """Return kronfluence's EK-FAC with each damping: the best is reported."""
-    from kronfluence.analyzer import Analyzer, prepare_model
-    from kronfluence.arguments import FactorArguments, ScoreArguments
-
-    from benchmarks.peers.ekfac import Classification
-
-    subject = trained.subject
-    layers = [name for name, module in trained.model.named_modules() if isinstance(module, nn.Linear)]
-    task = Classification(layers)
-    with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
-        copy = subject.network()
-        copy.load_state_dict(trained.model.state_dict())
-        model = prepare_model(copy, task)
-        analyzer = Analyzer("peer", model, task, cpu=True, disable_tqdm=True, output_dir=directory)
-        examples = TensorDataset(subject.images, subject.labels)
-        analyzer.fit_all_factors(
-            "f", examples, per_device_batch_size=256, factor_args=FactorArguments(strategy="ekfac")
-        )
-        scores = []
-        for number, damping in enumerate(_DAMPINGS):
-            analyzer.compute_pairwise_scores(
-                str(number),
-                "f",
-                TensorDataset(subject.tests, subject.classes),
-                examples,
-                per_device_query_batch_size=len(subject.tests),
-                per_device_train_batch_size=256,
-                score_args=ScoreArguments(damping_factor=damping),
-            )
-            scores.append(analyzer.load_pairwise_scores(str(number))["all_modules"].double())
-    return scores
-
-
-METHODS: Mapping[str, Callable[[Trained], Tensor | list[Tensor]]] = {
-    "attention, best layer": attention,
-    "contribution": contribution,
-    "TracIn (captum)": tracin,
-    "TRAK (traker)": trak,
-    "EK-FAC (kronfluence)": ekfac,
-    "influence, fast": influence,
-    "influence, exact": lambda trained: influence(trained, method="exact"),
-    "influence, exact around 1 and 1/2": lambda trained: influence(trained, method="exact", around=(1, 0.5)),
-}
-
-
 def measure(data: Path | None, quick: bool) -> dict[str, Any]:
     """Measure what is claimed."""
     results: dict[str, Any] = {}
     for name, subject in subjects(data, quick).items():
         with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
             trained = train(subject, Path(directory) / "run", 16 if quick else 64)
-            results[name] = {}
-            for method, ask in METHODS.items():
-                began = perf_counter()
-                try:
-                    scores = ask(trained)
-                except ImportError as missing:
-                    results[name][method] = {"missing": str(missing)}
-                    continue
-                seconds = perf_counter() - began
-                several = [trained.scores(each) for each in (scores if isinstance(scores, list) else [scores])]
-                lds = {share: max(each[share] for each in several) for share in several[0]}
-                results[name][method] = {"lds": lds, "seconds": seconds, "trainings": seconds / trained.seconds}
+            results[name] = {method: _measured(trained, ask) for method, ask in METHODS.items()}
     return results
+
+
+def _measured(trained: Trained, ask: Callable[[Trained], Prediction]) -> dict[str, Any]:
+    try:
+        prediction = ask(trained)
+    except ImportError as missing:
+        return {"missing": str(missing)}
+    several = [trained.lds(scores) for scores in prediction.scores]
+    return {
+        "lds": {share: max(each[share] for each in several) for share in several[0]},
+        "prepare": prediction.prepare,
+        "ask": prediction.ask,
+        "trainings": (prediction.prepare + prediction.ask) / trained.seconds,
+        "kept": prediction.kept,
+    }
 
 
 def report(results: dict[str, Any]) -> str:
     lines = []
     for name, methods in results.items():
-        lines += [f"{name}: without 1/2, 1/10, 1/100 of the examples; seconds; trainings"]
+        lines += [f"{name}: without 1/2, 1/10, 1/100 of the examples; seconds to prepare, to ask; trainings; MB kept"]
         for method, result in methods.items():
             if "missing" in result:
                 lines.append(f"  {method:36s} not measured: {result['missing']}")
                 continue
             numbers = "  ".join(f"{value:5.2f}" for value in result["lds"].values())
-            lines.append(f"  {method:36s} {numbers}   {result['seconds']:7.1f} s  {result['trainings']:6.1f}")
+            took = f"{result['prepare']:6.1f} s {result['ask']:6.1f} s {result['trainings']:6.1f}"
+            lines.append(f"  {method:36s} {numbers}   {took}  {result['kept'] / 1e6:8.1f}")
     return "\n".join(lines)
 
 

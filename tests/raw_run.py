@@ -142,7 +142,9 @@ def _propagate(lines: list[dict[str, float]], denominators: list[Any], source: i
 
 def _shard(path: Path) -> Shard:
     with safe_open(path, framework="np") as file:
-        return json.loads(file.metadata()["dualform"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        document = json.loads(file.metadata()["dualform"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return document, tensors | {name: tensors[other] for name, other in document.get("same", {}).items()}
 
 
 def _powers(tensors: dict[str, Array], layer: str, what: str) -> Array:

@@ -38,7 +38,8 @@ class _LoGra:
         return best(scores.mT, k)
 
 
-def _loss(model: nn.Module, batch: Pair, device: str) -> Tensor:
+def cross_entropy(model: nn.Module, batch: Pair, device: str) -> Tensor:
+    """Return the loss that was trained with, and that a question is about."""
     images, classes = batch
     return F.cross_entropy(model(images), classes)
 
@@ -52,7 +53,7 @@ def prepare(task: Task, directory: Path, scope: str) -> Finder:
     model = nn.Sequential(OrderedDict(flat=nn.Flatten(), network=task.model()))
     width = task.settings.dattri_projection
     attributor = LoGraAttributor(
-        task=AttributionTask(model=model, loss_func=_loss, checkpoints=model.state_dict()),
+        task=AttributionTask(model=model, loss_func=cross_entropy, checkpoints=model.state_dict()),
         layer_names=[f"network.{layer}" for layer in (LAYERS if scope == "all" else [LAST])],
         hessian="eFIM",
         damping=_DAMPING,
