@@ -1,6 +1,6 @@
 """Read manifests and the info of shards: whole and consistent, or a RunError that names the file."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dualform.errors import RunError
@@ -82,20 +82,26 @@ def _read_manifest(content: Any, where: str) -> Manifest:
             world=entry.count("world", 1),
             recipe=None if entry.is_none("recipe") else _read_repetition(entry.object("recipe")),
         )
-    if manifest.world > MAX_RANKS or (manifest.world > 1 and storage.merge is not None):
+    _check_parts(manifest, parameters)
+    _check_layers(manifest)
+    return manifest
+
+
+def _check_parts(manifest: Manifest, parameters: Sequence[Parameter]) -> None:
+    """Raise unless the parts of a manifest fit together."""
+    if manifest.world > MAX_RANKS or (manifest.world > 1 and manifest.storage.merge is not None):
         raise ValueError(f"nothing is recorded like this by {manifest.world} processes")
+    by_name = {parameter.name: parameter for parameter in parameters}
     if len(by_name) < len(parameters) or {*by_name.values()} != {*manifest.parameters}:
         raise ValueError("its parameters do not have names of their own, or are not used")
     if len({*by_name, *(other.parameter.name for other in manifest.others)}) < len(parameters) + len(manifest.others):
         raise ValueError("its other parameters do not have names of their own")
-    if any((other.parameter.optimizer or 0) >= len(optimizers) for other in manifest.others):
+    if any((other.parameter.optimizer or 0) >= len(manifest.optimizers) for other in manifest.others):
         raise ValueError("one of its other parameters has an optimiser that it does not describe")
     if manifest.recipe is None and not all(layer.stored for layer in manifest.layers):
         raise ValueError("slots are to be made again, and it has no recipe")
-    if manifest.recipe is not None and (manifest.recipe.optimizers != len(optimizers) or manifest.world > 1):
+    if manifest.recipe is not None and (manifest.recipe.optimizers != len(manifest.optimizers) or manifest.world > 1):
         raise ValueError("its recipe is not one of these optimisers, in one process")
-    _check_layers(manifest)
-    return manifest
 
 
 def _read_repetition(content: Any) -> Repetition:

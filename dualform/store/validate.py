@@ -46,11 +46,7 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
     """Raise a ValueError that says what is wrong, if anything is."""
     if info.last_step < info.first_step:
         raise ValueError("it ends before it begins")
-    for tag, kind in info.tags.items():
-        if tag in RESERVED or not tag.isprintable() or "/" in tag:
-            raise ValueError(f"a tag cannot be called {tag!r}")
-        if not isinstance(kind, str) or kind not in _TAGS:
-            raise ValueError(f"unknown kind of tag: {kind!r}")
+    _check_tags(info)
     _check_dropped(manifest, info)
     if info.rank >= manifest.world:
         raise ValueError(f"it is of process {info.rank}, of {manifest.world}")
@@ -87,6 +83,15 @@ def check_contents(manifest: Manifest, info: ShardInfo, tensors: Mapping[str, An
             table.take(state_tensor(parameter.name), _FLOATS, parameter.shape)
     table.take_carried(with_recipe=manifest.recipe is not None)
     table.end()
+
+
+def _check_tags(info: ShardInfo) -> None:
+    """Raise unless tags have names and kinds that tags have."""
+    for tag, kind in info.tags.items():
+        if tag in RESERVED or not tag.isprintable() or "/" in tag:
+            raise ValueError(f"a tag cannot be called {tag!r}")
+        if not isinstance(kind, str) or kind not in _TAGS:
+            raise ValueError(f"unknown kind of tag: {kind!r}")
 
 
 def _check_dropped(manifest: Manifest, info: ShardInfo) -> None:

@@ -65,16 +65,14 @@ def reproduce(options: CnnOptions, out: Path, stage: Stage = silent_stage) -> Ou
             runs = directory / f"seed-{seed}"
             runs.mkdir(exist_ok=True)
             with stage(f"{prefix}training", plan.steps) as done:
-                naming = partial(_named, options, plan.steps, seed)
                 trained = train(
-                    plan.task, plan.hparams, plan.steps, seed=seed, runs=runs, keep=options.keep, named=naming,
-                    progress=done,
+                    plan.task, plan.hparams, plan.steps, seed=seed, runs=runs, keep=options.keep,
+                    named=partial(_named, options, plan.steps, seed), progress=done,
                 )  # fmt: skip
             with stage(f"{prefix}training on one half after the other", 2 * plan.steps_in_turn) as done:
-                naming = partial(_named, options, plan.steps_in_turn, seed)
                 in_turn = train_in_turn(
-                    plan.parts, plan.hparams, plan.steps_in_turn, seed=seed, runs=runs, keep=options.keep, named=naming,
-                    progress=done,
+                    plan.parts, plan.hparams, plan.steps_in_turn, seed=seed, runs=runs, keep=options.keep,
+                    named=partial(_named, options, plan.steps_in_turn, seed), progress=done,
                 )  # fmt: skip
             if options.keep_run:
                 _save_test_sets(plan, trained, in_turn)
