@@ -8,19 +8,15 @@ Every script can be run by itself: `python -m benchmarks.queries`. What it claim
 docstring. Pixels come from DIR/mnist (--data or DUALFORM_DATA), else they are random.
 """
 
-import os
-import platform
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy
-import torch
-
 from benchmarks import growth, out_of_core, peers, queries, recording, totals, whole_models
 from benchmarks.command import Measure, run
 from benchmarks.goals import goals
+from benchmarks.machine import machine
 
 SCRIPTS: Mapping[str, Any] = {
     "queries": queries,
@@ -56,28 +52,6 @@ _SHOWN = (
     "query_vs_read", "query_vs_torch", "query_vs_faiss", "batch_vs_torch", "totals_vs_dense", "record_overhead",
     "bytes_ratio", "peers", "out_of_core",
 )  # fmt: skip
-
-
-def machine() -> dict[str, Any]:
-    """Describe the machine."""
-    return {
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-        "system": platform.system(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor() or platform.machine())
 
 
 def report(results: dict[str, Any]) -> str:

@@ -14,9 +14,9 @@ from typing import Any
 from benchmarks.growth import report as growth_report
 from benchmarks.growth_figure import figure
 
-_HOME = Path(__file__).parents[1]
-PAGE = _HOME / "docs" / "benchmarks.md"
-RESULTS = _HOME / "docs" / "results" / "benchmarks.json"
+HOME = Path(__file__).parents[1]
+PAGE = HOME / "docs" / "benchmarks.md"
+RESULTS = HOME / "docs" / "results" / "benchmarks.json"
 
 _LAYERS = ("layer-0", "layer-1", "layer-2")
 _SLOTS = {"a billion": 1e9, "a trillion": 1e12}
@@ -24,6 +24,7 @@ _DISK_BYTES_PER_SECOND = 3e9  # bytes a second: one good disk
 _SKETCHED = 4 * 67  # bytes a slot of a layer 800 wide
 
 Results = dict[str, Any]
+Blocks = Mapping[str, Callable[[Results], str]]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -155,15 +156,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-BLOCKS: Mapping[str, Callable[[Results], str]] = {
+BLOCKS: Blocks = {
     "machine": machine, "goals": goals, "one query": one_query, "many queries": many_queries, "totals": totals,
     "recording": recording, "out of core": out_of_core, "peers": peers, "growth": growth, "beyond": beyond,
 }  # fmt: skip
 
 
-def filled(page: str, results: Results) -> str:
+def filled(page: str, results: Results, blocks: Blocks | None = None) -> str:
     """Return the page with every block made from the results."""
-    for name, block in BLOCKS.items():
+    for name, block in (BLOCKS if blocks is None else blocks).items():
         mark, end = f"<!-- {name} -->\n", "<!-- end -->"
         before, there, rest = page.partition(mark)
         if not there:
