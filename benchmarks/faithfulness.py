@@ -4,14 +4,14 @@
     python -m benchmarks.faithfulness --quick       # digits only, fewer trainings
 
 Small MLPs are trained by recipes: digits (1,400 examples, 64-64-64-10, 600 steps of 32; SGD with momentum at 0.01 and
-at 0.003, Adam at 1e-3; pixels standardised one by one) and MNIST (2,048 examples, 784-128-128-10, 320 steps of 64; SGD at 0.01, Adam
-at 3e-4). Outputs are the margins of 64 random test images. Each network is trained again 64 times without a random
-half, tenth and hundredth of its examples, weighted by 0, in the same order. The number is the linear datamodeling
-score: for each output the rank correlation, over these trainings, between the sum of a method's scores of the examples
-that were kept and what came out; the mean over outputs. Methods get all they ask for (benchmarks/predictors.py): TracIn
-ten checkpoints; the best of several settings, anew for each number, TRAK, LoGra and EK-FAC; attention the best layer.
-Costs are those of one setting: seconds to prepare (of a recording, what it added to the training), seconds for all
-64 outputs, both together in recorded trainings, and what is kept between questions.
+at 0.003, Adam at 1e-3; pixels standardised one by one) and MNIST (2,048 examples, 784-128-128-10, 320 steps of 64; SGD
+at 0.01, Adam at 3e-4). Outputs are the margins of 64 random test images. Each network is trained again 64 times without
+a random half, tenth and hundredth of its examples, weighted by 0, in the same order. The number is the linear
+datamodeling score: for each output the rank correlation, over these trainings, between the sum of a method's scores of
+the examples that were kept and what came out; the mean over outputs. Methods get all they ask for
+(benchmarks/predictors.py): TracIn ten checkpoints; the best of several settings, anew for each number, TRAK, LoGra and
+EK-FAC; attention the best layer. Costs are those of one setting: seconds to prepare (of a recording, what it added to
+the training), seconds for all 64 outputs, both together in recorded trainings, and what is kept between questions.
 """
 
 import sys

@@ -42,11 +42,18 @@ def costs(subject: str, results: Results) -> str:
     methods = results["faithfulness"]["subjects"][subject]
     rows = [
         [
-            name, f"{of['prepare']:.1f} s", f"{of['ask']:.1f} s", f"{of['trainings']:.1f}", f"{of['kept'] / 1e6:,.1f} MB",
+            name,
+            *(f"{of[stage]:.1f} s" for stage in ("prepare", "ask")),
+            f"{of['trainings']:.1f}",
+            _megabytes(of["kept"]),
         ]
         for name, of in methods.items()
-    ]  # fmt: skip
+    ]
     return table(["", "prepare", "64 outputs", "both, in trainings", "kept"], rows)
+
+
+def _megabytes(nbytes: int) -> str:
+    return f"{nbytes / 1e6:,.1f} MB"
 
 
 def suspects(results: Results) -> str:

@@ -8,7 +8,7 @@ Functions take tables and return figures; none of them opens a run or asks a que
 
 from dualform.plots.accuracy import accuracies
 from dualform.plots.calibration import predicted_changes
-from dualform.plots.classes import attention_per_class, total_per_class
+from dualform.plots.classes import answers_per_class, attention_per_class, total_per_class
 from dualform.plots.contribution import LogitParts, contribution_figure
 from dualform.plots.images import TopImages, top_images
 from dualform.plots.matrix import attention_matrix
@@ -31,6 +31,7 @@ __all__ = [
     "Tasks",
     "TopImages",
     "accuracies",
+    "answers_per_class",
     "attended_places",
     "attention_matrix",
     "attention_per_class",

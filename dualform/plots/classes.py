@@ -77,13 +77,7 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
         tasks,
     )
     for axes, table in zip(panels, totals.values(), strict=True):
-        tasks.check_table(table)
-        by_class = {(row["task"], row["label"]): row["total"] for row in table.rows()}
-        bars = np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)  # NaN: no slots
-        colours = [_colour(key, case, tasks) for key in tasks.classes()]
-        axes.bar(range(len(bars)), bars, width=_CLASS_WIDTH, color=colours)
-        for empty in np.flatnonzero(np.isnan(bars)).tolist():
-            axes.text(empty, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
+        bars = _draw_bars(axes, table, case, tasks)
         largest = int(np.nanargmax(bars))
         axes.annotate(
             "▼", (largest, max(bars[largest], 0)), (0, 1), textcoords="offset points", ha="center", va="bottom",
@@ -99,6 +93,38 @@ def total_per_class(case: Case, totals: Mapping[str, Table], tasks: Tasks) -> "F
         words = f"largest: {tasks.full_name((task, label))}, {relation}"
         axes.set_title(words, loc="right", fontsize=LABEL, color=INK)
     return figure
+
+
+def answers_per_class(case: Case, answers: Mapping[str, Table], tasks: Tasks) -> "Figure":
+    """Draw what several methods say of each training class, a panel each: is it for or against what was predicted?
+
+    Args:
+        case: the test image that the figure is about.
+        answers: by what is drawn, in words, a table with columns task, label and total for one query.
+        tasks: class names of all tasks.
+    """
+    figure, panels = _stacked(
+        "One prediction, asked about in several ways",
+        "Each bar is what one way says of a class of training images. Above zero: it speaks for the predicted class.",
+        "",
+        list(answers),
+        case,
+        tasks,
+    )
+    for axes, table in zip(panels, answers.values(), strict=True):
+        _draw_bars(axes, table, case, tasks)
+    return figure
+
+
+def _draw_bars(axes: "Axes", table: Table, case: Case, tasks: Tasks) -> Array:
+    """Draw the total of each class, and return them; NaN where it has no slots."""
+    tasks.check_table(table)
+    by_class = {(row["task"], row["label"]): row["total"] for row in table.rows()}
+    bars = np.array([by_class.get(key, np.nan) for key in tasks.classes()], dtype=float)
+    axes.bar(range(len(bars)), bars, width=_CLASS_WIDTH, color=[_colour(key, case, tasks) for key in tasks.classes()])
+    for empty in np.flatnonzero(np.isnan(bars)).tolist():
+        axes.text(empty, 0, "none", ha="center", va="bottom", fontsize=SMALL, color=FAINT)
+    return bars
 
 
 def _colour(key: Key, case: Case, tasks: Tasks) -> str:
