@@ -173,11 +173,12 @@ def measure(data: Path | None, quick: bool) -> dict[str, Any]:
         print(f"{name} ...", file=sys.stderr, flush=True)
         with TemporaryDirectory(prefix="dualform-benchmark-") as directory:
             trained = train(subject, Path(directory) / "run", 16 if quick else 64)
-            results[name] = {method: _measured(trained, ask) for method, ask in METHODS.items()}
+            results[name] = {method: measured(trained, ask) for method, ask in METHODS.items()}
     return {"quick": quick, "machine": machine(), "subjects": results}
 
 
-def _measured(trained: Trained, ask: Callable[[Trained], Prediction]) -> dict[str, Any]:
+def measured(trained: Trained, ask: Callable[[Trained], Prediction]) -> dict[str, Any]:
+    """Return how well a method predicts, and what it took."""
     try:
         prediction = ask(trained)
     except ImportError as missing:

@@ -169,3 +169,11 @@ def test_unknown_classes_are_refused_not_left_out() -> None:
         plots.total_per_class(RIGHT, {"layer-0": table([("letters", 0, 1.0)], "total")}, ONE)
     with pytest.raises(UnknownName, match="no label of digits 3; choose from 0, 1, 2"):
         plots.attention_per_class(RIGHT, {"layer-0": table([("digits", 3, 1.0)], "score")}, ONE)
+
+
+def test_answers_have_a_panel_each_and_nothing_is_marked_as_largest() -> None:
+    answers = {"attention": totals(ONE, [1.0, 2.0, 3.0]), "retraining": totals(ONE, [-1.0, 5.0, 0.5])}
+    drawn = panels(plots.answers_per_class(WRONG, answers, ONE))
+    assert [axes.get_title(loc="left") for axes in drawn] == ["attention", "retraining"]
+    assert [[bar.get_height() for bar in axes.containers[0]] for axes in drawn] == [[1.0, 2.0, 3.0], [-1.0, 5.0, 0.5]]
+    assert not any(texts(axes.texts) for axes in drawn)
