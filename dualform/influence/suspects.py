@@ -52,7 +52,7 @@ def suspects(view: View, k: int) -> Table:
             own.index_add_(0, example, torch.nn.functional.one_hot(label, classes).double())
     seen = torch.nonzero(counts).flatten()
     score = margins[seen] / counts[seen]
-    best = seen[score.topk(min(k, len(seen))).indices]
+    best = seen[score.argsort(descending=True, stable=True)[:k]]  # of equal ones the same, however many are asked for
     label, mean = own[best].argmax(dim=1), sums[best] / counts[best, None]
     suggested = mean.scatter(1, label[:, None], -1.0).argmax(dim=1)
     columns = {
@@ -69,7 +69,7 @@ def suspects(view: View, k: int) -> Table:
 
 
 def examples(visits: Visits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of each visit's example, -1 for one that is of no single example; and each one's first visit."""
+    """Return the number of each visit's example, -1 where it is of no single one; and each example's first visit."""
     ids = visits.columns["id"]
     of_one = np.flatnonzero([value is not None for value in ids.tolist()])
     number = np.full(len(ids), -1)
