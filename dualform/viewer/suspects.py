@@ -54,10 +54,11 @@ class Suspects:
         if self.cannot is not None:
             raise Refused(self.cannot)
         with self._lock:
-            if not self._begun:
-                self._begun = True
+            is_first, self._begun = not self._begun, True
+            if is_first:
                 self._thread.start()
-        self._thread.join(_PATIENCE_SECONDS)
+        if is_first:
+            self._thread.join(_PATIENCE_SECONDS)
         if not self._job.done:
             raise Refused(self._job.what, status=503, job=JOB)
         if self._job.failed is not None:
