@@ -26,7 +26,7 @@ class Suspects:
 
     def __init__(self, run: OpenedRun) -> None:
         self._run, self.cannot = run, _why_not(run)
-        self._job = Job(JOB, "going through what was said of the training examples", self._work)
+        self._job = Job(JOB, "going through the visits", self._work)
         self._thread = Thread(target=self._job.run, name="dualform-suspects", daemon=True)
         self._begun, self._lock = False, Lock()
 

@@ -13,7 +13,7 @@ export function show(container, run) {
   container.replaceChildren(list.element, ...(run.cannot.suspects ? [] : [tray.element]));
   pending.add({
     ...list,
-    what: "going through what was said of the training examples …",
+    what: "going through the visits …",
     wanted: (now) => (run.cannot.suspects ? null : ["suspects", {count: countOf(now)}]),
   });
   return {

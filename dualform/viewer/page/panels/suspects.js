@@ -3,7 +3,6 @@ import {outputClass, outputName} from "viewer/core/classes";
 import {el} from "viewer/core/dom";
 import {button, reason} from "viewer/core/elements";
 import {number, percent} from "viewer/core/format";
-import {link} from "viewer/core/highlight";
 import {canUndo, clear as clearAll, isMuted, toggleId, undo} from "viewer/core/mute_sets";
 import {taskColour} from "viewer/core/palette";
 import {picture} from "viewer/core/picture";
@@ -15,8 +14,8 @@ import {panel} from "viewer/panels/panel";
 const SIZE = 92;
 const HONEST =
   "The score is the probability of the likeliest other class less that of the label, as the model said just before it " +
-  "learnt from the example: the mean over all visits after the first quarter of the training. These are candidates, not " +
-  "proof: an unusual example with the right label is suspect, too.";
+  "learnt from the example: the mean over all visits after the first quarter of the training. Below 0 the label was " +
+  "likelier. These are candidates, not proof: an unusual example with the right label is suspect, too.";
 const HELP =
   "At each visit the model, taught by the others, says something of an example before it learns from it once more; the " +
   "errors that were recorded tell what. Below each example are its label and the likeliest other class, each with its " +
@@ -57,7 +56,7 @@ function thumb(run, row) {
   const line = (text, name, p) => el("span", {}, text, name, el("span", {class: "quiet-text"}, ` ${share(p)}`));
   const caption = [
     line("labelled ", el("b", {}, labelOf(run, row)), row.probability),
-    line("the others say ", el("b", {class: "role-predicted"}, suggestedOf(run, row)), row.suggested_probability),
+    line("others say ", el("b", {class: "role-predicted"}, suggestedOf(run, row)), row.suggested_probability),
     el("span", {class: "quiet-text"}, `score ${score(row)} · id ${row.id}`),
   ];
   const onclick = canMute(run) ? () => toggleId(row.id) : null;
@@ -67,7 +66,6 @@ function thumb(run, row) {
     caption,
     frame,
     onclick,
-    link: {id: row.id, class: row.class},
   });
   figure.title = `${words}${onclick ? "\nClick to mute it" : ""}`;
   Object.assign(figure.dataset, {test: "suspect", id: row.id});
@@ -79,19 +77,16 @@ function textTable(run, rows) {
   const tags = Object.keys(rows[0].tags);
   const columns = [
     ["id", (row) => row.id],
-    ["labelled", (row) => labelOf(run, row)],
-    ["the others say", (row) => suggestedOf(run, row)],
+    ["labelled", (row) => `${labelOf(run, row)} (${percent(row.probability)})`],
+    ["the others say", (row) => `${suggestedOf(run, row)} (${percent(row.suggested_probability)})`],
     ["score", score],
-    ["of that", (row) => percent(row.suggested_probability)],
-    ["of the label", (row) => percent(row.probability)],
     ["visits", (row) => number(row.visits)],
     ...tags.map((tag) => [tag, (row) => row.tags[tag] ?? "–"]),
   ];
   const line = (row) => {
     const cells = columns.map(([, value]) => el("td", {class: "numeric"}, String(value(row))));
     const mute = button("mute", () => toggleId(row.id), {"aria-label": `Mute training example ${row.id}`});
-    const tr = el("tr", {"data-test": "suspect", "data-id": row.id}, cells, canMute(run) && el("td", {}, mute));
-    return link(tr, {id: row.id, class: row.class});
+    return el("tr", {"data-test": "suspect", "data-id": row.id}, cells, canMute(run) && el("td", {}, mute));
   };
   const head = columns.map(([name]) => el("th", {scope: "col", class: "numeric"}, name));
   if (canMute(run)) head.push(el("td"));
@@ -159,8 +154,9 @@ function hintFor(run) {
 export function suspectsTray(run) {
   const chips = el("div", {class: "row chips"}),
     hint = el("span", {class: "quiet-text"}, hintFor(run));
-  const ask = button("See what is said without them", () => state.set({page: "spotlight"}), {
+  const ask = button("Spotlight without them", () => state.set({page: "spotlight"}), {
     class: "primary",
+    title: "What the model says of a test input without these examples",
     "data-test": "ask-without",
   });
   const back = button("Undo", undo, {title: "Undo the last muting (u)", "data-test": "undo-mute"});
