@@ -7,7 +7,9 @@ it learnt from it once more. A label is suspect where, on average over the visit
 first quarter of the training is left out, in which the model knows little of anything.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import NotRecorded, QueryError
@@ -30,7 +32,7 @@ def suspects(view: View, k: int) -> Table:
     layer, visits = softmax_layer(view)
     if "id" not in view.run.tags:
         raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
-    classes, (number, first) = view.run.layers[layer].d_out, visits.examples
+    classes, (number, first) = view.run.layers[layer].d_out, examples(visits)
     sums = torch.zeros(len(first), classes, dtype=torch.float64)  # of probabilities
     own = torch.zeros(len(first), classes, dtype=torch.float64)  # visits with each label
     margins, counts = torch.zeros(len(first), dtype=torch.float64), torch.zeros(len(first), dtype=torch.float64)
@@ -41,7 +43,8 @@ def suspects(view: View, k: int) -> Table:
                 continue
             errors = torch.cat([slots.block(rows).values.double() for rows in passes])
             example = torch.from_numpy(number[visits.of_step(step)])
-            said, label = probabilities(errors)
+            said, label = (rows[example >= 0] for rows in probabilities(errors))
+            example = example[example >= 0]
             others = said.scatter(1, label[:, None], -1.0)
             margins.index_add_(0, example, others.amax(dim=1) - said.gather(1, label[:, None])[:, 0])
             counts.index_add_(0, example, torch.ones(len(example), dtype=torch.float64))
@@ -49,7 +52,7 @@ def suspects(view: View, k: int) -> Table:
             own.index_add_(0, example, torch.nn.functional.one_hot(label, classes).double())
     seen = torch.nonzero(counts).flatten()
     score = margins[seen] / counts[seen]
-    best = seen[score.topk(min(k, len(seen))).indices]
+    best = seen[score.argsort(descending=True, stable=True)[:k]]  # of equal ones the same, however many are asked for
     label, mean = own[best].argmax(dim=1), sums[best] / counts[best, None]
     suggested = mean.scatter(1, label[:, None], -1.0).argmax(dim=1)
     columns = {
@@ -63,6 +66,15 @@ def suspects(view: View, k: int) -> Table:
     }
     tags = {tag: column[first[best.numpy()]] for tag, column in visits.columns.items() if tag not in columns}
     return Table({**columns, **tags})
+
+
+def examples(visits: Visits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the number of each visit's example, -1 where it is of no single one; and each example's first visit."""
+    ids = visits.columns["id"]
+    of_one = np.flatnonzero([value is not None for value in ids.tolist()])
+    number = np.full(len(ids), -1)
+    _, first, number[of_one] = np.unique(ids[of_one], return_index=True, return_inverse=True)
+    return number, of_one[first]
 
 
 def probabilities(errors: Tensor) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from dualform.viewer.opened_run import OpenedRun
 from dualform.viewer.predictions import Predictions
 from dualform.viewer.requests import REQUESTS, Request, parse_request
 from dualform.viewer.spotlights import Spotlights
+from dualform.viewer.suspects import Suspects
 from dualform.viewer.training import Training
 
 Answer = dict[str, Any]
@@ -41,6 +42,7 @@ class Api:
         self._predictions, self._spotlights = Predictions(run), Spotlights(run)
         self._muting = Muting(run)
         self._training = Training(run, self._muting)
+        self._suspects = Suspects(run)
         self._workers = {kind: ThreadPoolExecutor(1, f"dualform-{kind}") for kind in ("light", "keys", "slots")}
         measure = partial(accuracies, run, self._predictions)
         timing = [Job("timing", "timing some steps of the training", self._training.measure)]
@@ -63,10 +65,10 @@ class Api:
         """Answer a request in this thread."""
         match request:
             case requests.RunRequest():
-                return facts.answer(self.run, self._spotlights.per)
+                return facts.answer(self.run, self._spotlights.per, self._suspects.cannot)
             case requests.JobsRequest():
                 results = {name: self.jobs.result(name) for name in ("certificate", "accuracy")}
-                jobs = [*self.jobs.to_list(), *self._training.jobs()]
+                jobs = [*self.jobs.to_list(), *self._suspects.jobs(), *self._training.jobs()]
                 return {"jobs": jobs, **results, "training": self._training.to_dict()}
             case requests.InputsRequest():
                 return listing.answer(self.run, request)
@@ -84,6 +86,8 @@ class Api:
                 return self._training.retrained(request)
             case requests.PassagesRequest():
                 return passages.answer(self.run, request)
+            case requests.SuspectsRequest():
+                return self._suspects.answer(request)
         raise TypeError(f"{type(request).__name__} has no answer")
 
     def submit(self, name: str, body: object) -> Future[Answer]:
@@ -99,6 +103,8 @@ class Api:
                 case requests.PredictRequest(step=step) if step is not None and step not in self.stops:
                     worker = self._workers["slots"]
                 case requests.MuteRequest() | requests.RetrainedRequest() if self._muting.reads_slots(request.mute):
+                    worker = self._workers["slots"]
+                case requests.SuspectsRequest() if not self._suspects.done:
                     worker = self._workers["slots"]
                 case _:
                     worker = self._workers["light"]

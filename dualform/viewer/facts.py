@@ -11,12 +11,13 @@ from dualform.viewer.passages import example_prompt
 _RUNS, _RESULTS = "runs", "results.json"  # an experiment keeps EXPERIMENT/runs/NAME beside its results
 
 
-def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
+def answer(run: OpenedRun, per: list[str], no_suspects: str | None) -> dict[str, Any]:
     """Describe a run.
 
     Args:
         run: The run.
         per: Tags over which visits can be summed.
+        no_suspects: Why suspect labels cannot be told, if they cannot.
     """
     memory, classes = run.memory, run.classes
     path = memory.path.resolve()
@@ -46,7 +47,7 @@ def answer(run: OpenedRun, per: list[str]) -> dict[str, Any]:
         "outputs": _output_names(run),
         "inputs": inputs,
         "per": per,
-        "cannot": run.cannot,
+        "cannot": run.cannot | ({} if no_suspects is None else {"suspects": no_suspects}),
         "cannot_train": run.cannot_train,
         "missing": [{"what": what, "do": instead} for what, instead in run.missing.items()],
         "python": code.loaded(run, "print(memory)", "memory.summary()"),

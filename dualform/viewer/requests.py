@@ -20,6 +20,7 @@ from dualform.strict_json import Document
 
 MAX_MUTE_SETS = 64
 MAX_MUTE_VALUES = 10_000  # of tags, in all sets together
+MAX_SUSPECTS = 500  # in one answer
 _MAX_CHARACTERS = 20_000  # of a prompt or a drawing
 _MAX_NUMBER = 2**53 - 1  # up to which a browser counts exactly
 
@@ -270,6 +271,13 @@ class PassagesRequest(Request):
     most: Annotated[int, _number(least=1, most=20)] = 5
 
 
+@dataclass(frozen=True)
+class SuspectsRequest(Request):
+    name = "suspects"
+    count: Annotated[int, _number(least=1, most=MAX_SUSPECTS)] = 60
+    start: Annotated[int, Document.count] = 0
+
+
 REQUESTS: dict[str, type[Request]] = {
     request.name: request
     for request in (
@@ -283,6 +291,7 @@ REQUESTS: dict[str, type[Request]] = {
         TrainRequest,
         RetrainedRequest,
         PassagesRequest,
+        SuspectsRequest,
     )
 }
 
@@ -297,4 +306,4 @@ def parse_request(name: str, body: Any) -> Request:
 def schema() -> dict[str, Any]:
     """Return the defaults of all requests, and the limits that the page has to know, as JSON."""
     defaults = {name: request.defaults() for name, request in REQUESTS.items()}
-    return {"defaults": defaults, "limits": {"mute_sets": MAX_MUTE_SETS}}
+    return {"defaults": defaults, "limits": {"mute_sets": MAX_MUTE_SETS, "suspects": MAX_SUSPECTS}}

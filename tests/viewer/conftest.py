@@ -13,7 +13,7 @@ from tests import recipe_runs
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Trainings wait before their twentieth step until this is set."""
+    """Trainings that the viewer begins wait before their twentieth step until this is set."""
     gate, made = threading.Event(), recipe_runs.recipe
 
     def waiting() -> dualform.Recipe:
@@ -21,7 +21,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         batches = content.batch
 
         def batch(step: int) -> Any:
-            if step == 20 and threading.current_thread().name == "dualform-train":
+            if step == 20 and threading.current_thread().name in ("dualform-train", "dualform-suspects"):
                 gate.wait(30)
             return batches(step)
 

@@ -1,8 +1,9 @@
 """The pictures of the viewer in docs/guides/viewer.md: real pages of real runs.
 
-    python -m tests.viewer.screenshots --images RUN --tasks RUN --text RUN --out docs/viewer
+    python -m tests.viewer.screenshots --images RUN --tasks RUN --text RUN --suspects RUN --out docs/viewer
 
-Runs are those of `dualform reproduce single | continual | charlm --values`, kept with --keep-run. Each picture waits
+Runs are those of `dualform reproduce single | continual | charlm --values`, kept with --keep-run, and one that was
+trained with some labels changed, as benchmarks/suspects.py changes them. Each picture waits
 until nothing is being prepared any more, so that none shows a page half drawn.
 """
 
@@ -53,6 +54,7 @@ IMAGES = [
     Shot("time", "#spotlight?input={wrong}&step={early}", PROJECTOR),
 ]
 TASKS = [Shot("tasks", "#home", LAPTOP), Shot("task-muted", "#spotlight?input={wrong}&mute=task:{last}", PROJECTOR)]
+SUSPECTS = [Shot("suspects", "#suspects?mute=id:{suspect}", LAPTOP)]
 TEXT = [Shot("prompt", "#prompt?prompt={prompt}&mute=positions:{document}", PROJECTOR)]
 
 
@@ -71,6 +73,8 @@ def site(run: Path) -> Iterator[tuple[str, dict[str, object]]]:
         (wrong,) = asked(api, "inputs", {"count": 1})["inputs"]
         early = about["snapshots"][min(1, len(about["snapshots"]) - 1)]
         facts |= {"wrong": wrong["index"], "predicted": wrong["predicted"], "early": early}
+    if "suspects" not in about["cannot"]:
+        facts["suspect"] = asked(api, "suspects", {"count": 1})["suspects"][0]["id"]
     if about["tasks"]:
         facts["last"] = about["tasks"][-1]["name"]
     with served(api) as port:
@@ -97,13 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.viewer.screenshots", description=(__doc__ or "").split("\n")[0]
     )
-    for name in ("images", "tasks", "text"):
+    for name in ("images", "tasks", "text", "suspects"):
         parser.add_argument(f"--{name}", type=Path, help="a recorded run of that kind")
     parser.add_argument("--out", type=Path, default=Path("docs/viewer"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     with launched() as browser:
-        for name, shots in {"images": IMAGES, "tasks": TASKS, "text": TEXT}.items():
+        for name, shots in {"images": IMAGES, "tasks": TASKS, "text": TEXT, "suspects": SUSPECTS}.items():
             run = getattr(options, name)
             if run is not None:
                 take(browser, run, shots, options.out)

@@ -68,6 +68,11 @@ WRONG: dict[str, tuple[str, Any, str]] = {
     "a drawing that is a number": ("predict", {"input": {"drawn": 3}}, "a text"),
     "a prompt to a classifier": ("predict", {"input": {"prompt": "the wolf"}}, "for runs of language models"),
     "passages of a picture": ("passages", {"input": INPUT, "layer": "2"}, "with a prompt"),
+    "none of the suspects": ("suspects", {"count": 0}, "at least 1"),
+    "too many suspects": ("suspects", {"count": 501}, "at most 500"),
+    "suspects before the first": ("suspects", {"start": -1}, "at least 0"),
+    "suspects that are a text": ("suspects", {"count": "all"}, "whole number"),
+    "suspects of a class": ("suspects", {"class": 3}, "'class' of the request 'suspects' is not known"),
     "a sum that is a number": ("passages", {"input": INPUT, "layer": "2", "summed": 1}, "true or false"),
 }  # fmt: skip
 
@@ -79,6 +84,7 @@ PROMPTS: dict[str, tuple[str, Any, str]] = {
     "an index of a text": ("predict", {"input": INPUT}, "is of a language model"),
     "a spotlight of a prompt": ("spotlight", {"input": {"prompt": "wolf"}, "layer": "lstm.l0"}, "ask `passages`"),
     "too many passages": ("passages", {"input": {"prompt": "wolf"}, "layer": "lstm.l0", "most": 999}, "at most 20"),
+    "suspects of a text": ("suspects", {}, "suspects are for classifiers"),
     "an unknown layer": ("passages", {"input": {"prompt": "wolf"}, "layer": "2"}, "no layer '2'"),
     "positions outside": (
         "mute",

@@ -315,6 +315,7 @@ def test_a_language_model_has_passages_and_documents_to_mute(browser: Browser, l
     with opened(browser, language) as page:
         page.goto(f"{language}#prompt?prompt=the%20wolf")
         expect(part(page, "token")).to_have_count(8)
+        expect(page.get_by_role("button", name="Suspects")).to_have_count(0)
         expect(part(page, "passage").first).to_be_visible()
         expect(part(page, "mark").first).to_be_visible()
         part(page, "token", token=2).click()
@@ -357,6 +358,7 @@ def test_a_report_needs_no_server(browser: Browser, digits: Path, tmp_path: Path
     with opened(browser, out.as_uri(), dark) as page:
         expect(part(page, "certificate").first).to_contain_text("dual = primal to")
         expect(part(page, "thumb")).to_have_count(2)
+        expect(page.get_by_role("button", name="Suspects")).to_have_count(0)  # which nobody is there to answer
         part(page, "thumb", index=8).click()
         expect(part(page, "prediction")).to_contain_text("The model says")
         expect(part(page, "top-image")).to_have_count(36)

@@ -25,6 +25,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "train": {"mute": [{"label": [3]}], "stop": True},
     "retrained": {"input": {"index": 3}, "mute": [{"label": [3]}]},
     "passages": {"input": {"prompt": "a\nb"}, "layer": "lstm.l0", "summed": False},
+    "suspects": {"count": 5, "start": 3},
 }  # fmt: skip
 
 

@@ -1,11 +1,12 @@
 // Starts the page: reads the run, fills the head, and shows the page that the address names.
-import {ask, onLost} from "viewer/core/ask";
+import {ask, inReport, onLost} from "viewer/core/ask";
 import {el} from "viewer/core/dom";
 import {jobs} from "viewer/core/jobs";
 import {listen} from "viewer/core/keyboard";
 import {state} from "viewer/core/state";
 import * as home from "viewer/pages/home";
 import * as spotlight from "viewer/pages/spotlight";
+import * as suspects from "viewer/pages/suspects";
 import {fillHeader} from "viewer/panels/header";
 
 const container = document.getElementById("main");
@@ -44,9 +45,10 @@ function explain(error) {
 
 async function start() {
   const run = await ask("run");
-  const pages = {home, spotlight};
+  const pages = inReport ? {home, spotlight} : {home, spotlight, suspects};
   if (run.kind === "text") {
     delete pages.spotlight;
+    delete pages.suspects;
     pages.prompt = await import("viewer/pages/prompt");
   }
   document.title = `${run.name} · dualform`;

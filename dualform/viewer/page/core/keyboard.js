@@ -14,6 +14,7 @@ const SHORTCUTS = [
   [["?"], "this list"],
 ];
 
+const WITH_LAYERS = new Set(["spotlight", "prompt"]); // pages
 const MOUSE =
   "In a chart over training time, drag to mark a stretch. Hover over a class, image or step to see it everywhere.";
 
@@ -63,7 +64,7 @@ export function helpDialog() {
 export function listen(run) {
   const layer = (key) => {
     const chosen = run.layers[Number(key) - 1];
-    if (chosen && state.get().page !== "home") state.set({layer: chosen.name}, {replace: true});
+    if (chosen && WITH_LAYERS.has(state.get().page)) state.set({layer: chosen.name}, {replace: true});
   };
   const actions = {
     ArrowLeft: () => go(-1),

@@ -7,6 +7,8 @@ const {defaults, limits} = JSON.parse(document.getElementById("requests").textCo
 
 export const MAX_MUTE_SETS = limits.mute_sets;
 export const INPUTS_AT_ONCE = defaults.inputs.count;
+export const SUSPECTS_AT_ONCE = defaults.suspects.count;
+export const MAX_SUSPECTS = limits.suspects;
 
 /** JSON with sorted keys and no spaces. */
 export function canonical(value) {

@@ -5,7 +5,8 @@
 //     state.subscribe((now, before) => ...);
 //
 // `input` is the number of a test input or "drawn:STROKES"; `mute` is the list of sets that the request `mute` takes.
-// `start` is the place of the input in the list of inputs, under the filters `outcome`, `class` and `search`.
+// `start` is the place of the input in the list of inputs, under the filters `outcome`, `class` and `search`; `top` says how
+// many suspects are listed.
 
 const DEFAULTS = {
   page: "home",
@@ -21,9 +22,10 @@ const DEFAULTS = {
   search: "",
   start: 0,
   summed: true,
+  top: null,
 };
 
-const NUMBERS = new Set(["step", "token", "class", "start"]);
+const NUMBERS = new Set(["step", "token", "class", "start", "top"]);
 const RANGES = new Set(["steps", "positions"]);
 const WRITE_MS = 300; // browsers refuse an address that changes with every movement of a pen
 

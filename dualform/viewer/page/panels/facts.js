@@ -6,7 +6,15 @@ import {jobs} from "viewer/core/jobs";
 import {certificateBadge} from "viewer/panels/header";
 import {panel} from "viewer/panels/panel";
 
-const CAN = {draw: "Drawing", predict: "Predictions", spotlight: "Spotlight", time: "Time travel", mute: "Muting"};
+const CAN = {
+  draw: "Drawing",
+  predict: "Predictions",
+  spotlight: "Spotlight",
+  time: "Time travel",
+  mute: "Muting",
+  suspects: "Suspects",
+};
+const OF_KIND = {draw: ({kind}) => kind === "images", suspects: ({kind}) => kind !== "text"}; // else nobody expects it
 
 function when(created) {
   const date = new Date(created);
@@ -97,7 +105,7 @@ export function certificatePanel(run) {
 /** What is missing, with what to pass; and what this run cannot show, with the reason. Null if there is nothing to say. */
 export function missingPanel(run) {
   const missing = run.missing.map(({what, do: help}) => el("li", {}, el("b", {}, what), ": ", help));
-  const relevant = Object.entries(run.cannot).filter(([name]) => name !== "draw" || run.kind === "images");
+  const relevant = Object.entries(run.cannot).filter(([name]) => OF_KIND[name]?.(run) ?? true);
   const cannot = relevant.map(([name, why]) => el("li", {}, el("b", {}, CAN[name] ?? name), ": ", why));
   if (!missing.length && !cannot.length) return null;
   const part = (title, items) => (items.length ? [el("h3", {}, title), el("ul", {class: "reasons"}, items)] : []);

@@ -72,8 +72,8 @@ function progress() {
 }
 
 function navigation(run) {
-  const second = run.kind === "text" ? ["prompt", "Prompt"] : ["spotlight", "Spotlight"];
-  const pages = [["home", "Run"], second];
+  const others = [["spotlight", "Spotlight"], ...(inReport ? [] : [["suspects", "Suspects"]])];
+  const pages = [["home", "Run"], ...(run.kind === "text" ? [["prompt", "Prompt"]] : others)];
   const buttons = pages.map(([page, text]) => button(text, () => state.set({page}), {class: "nav", "data-page": page}));
   const mark = (now) => {
     for (const item of buttons) {

@@ -18,7 +18,8 @@ const HELP =
   "a model trained without these examples would have learnt other things from the rest. Where the run can be trained " +
   "again, that model can be asked, too: of whole examples, in all layers.";
 
-function chip(run, set) {
+/** A set that is muted, by its name; a click unmutes it. */
+export function chip(run, set) {
   const name = setName(run, set);
   const attributes = {class: "chip", "data-test": "chip", title: `Unmute ${name}`};
   return button([name, el("span", {"aria-hidden": "true"}, " ×")], () => toggleSet(set), attributes);
