@@ -17,7 +17,7 @@ from dualform.dual.coefficients import rule_of
 from dualform.slots import Block, View
 from dualform.store import Layer, Use
 
-EPS = 0.1  # of the mean eigenvalue, added to all: directions that keys hardly have are not magnified without end
+EPS = 0.3  # of the mean eigenvalue, added to all: directions that keys hardly have are not magnified without end
 _SAMPLED_SLOTS = 20_000
 
 
