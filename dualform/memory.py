@@ -382,13 +382,8 @@ class Memory:
         Returns:
             One object for the whole network: `top`, `total`, `timeline`, and `of(without=...)`.
         """
-        view, wanted = self._sources.view, ask.Wanted(target, of, rows)
-        if method == "fast":
-            return ask.fast(view, model, inputs, wanted, max_bytes, progress)
-        if method != "exact":
-            raise UnknownName("method of influence", method, ("fast", "exact"))
-        weights = (around,) if isinstance(around, int | float) else tuple(around)
-        return ask.exact(view, model, inputs, wanted, weights, progress)
+        wanted, by = ask.Wanted(target, of, rows), ask.Method(method, around, max_bytes, progress)
+        return ask.influence(self._sources.view, model, inputs, wanted, by)
 
     def calibrate(
         self,
@@ -425,7 +420,6 @@ class Memory:
             `table` and `figure()`.
         """
         wanted, plan = ask.Wanted(target, of, rows), CalibrationPlan(drop, runs, tuple(methods), seed)
-        recipe_of(self._run)
         return calibrate(self, self._sources.view, model, inputs, wanted, plan, progress)
 
     def suspects(self, k: int = 10) -> Table:

@@ -59,9 +59,18 @@ class Directions:
 
 
 def directions(
-    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows, target: Target, of: str = "logit"
+    model: nn.Module,
+    layers: Mapping[str, Layer],
+    inputs: Any,
+    rows: InputRows,
+    target: Target,
+    of: str = "logit",
+    outputs: InputRows | None = None,
 ) -> Directions:
-    """Return the gradient of the target, or of what `of` makes of it, at each query of every layer."""
+    """Return the gradient of the target, or of what `of` makes of it, at each query of every layer.
+
+    `rows` are those of the layers, and of the model's outputs, unless `outputs` are others.
+    """
     caught: dict[str, dict[int, tuple[tuple[int, ...], Tensor]]] = defaultdict(dict)
     unfollowed: set[str] = set()
 
@@ -84,7 +93,8 @@ def directions(
     with hooked(model, layers, on_keys) as modules:
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), trainable(weights):
-            output = _outputs(call(model, inputs), rows)
+            output = asked_outputs(call(model, inputs), outputs or rows)
+            _check_logits(output.detach())
             classes = chosen_classes(target, output)
             wanted = measured(output, classes, of)
             _follow_back(wanted.sum(), weights)
@@ -121,8 +131,8 @@ def _follow_back(wanted: Tensor, weights: Sequence[nn.Parameter]) -> None:
         ) from error
 
 
-def _outputs(returned: Any, rows: InputRows) -> Tensor:
-    """Return the outputs (inputs, classes), out of whatever a model returns."""
+def asked_outputs(returned: Any, rows: InputRows) -> Tensor:
+    """Return the outputs (inputs, classes) that are asked about, out of whatever a model returns."""
     outputs = logits_of(returned)
     if outputs.dim() > 2 and not isinstance(rows.rows, int):
         raise QueryError(
@@ -131,9 +141,7 @@ def _outputs(returned: Any, rows: InputRows) -> Tensor:
         )
     if outputs.dim() < 2:
         raise QueryError(f"a target needs outputs of shape (inputs, classes), not {tuple(outputs.shape)}")
-    chosen = rows.chosen_outputs(outputs, returned)
-    _check_logits(chosen.detach())
-    return chosen
+    return rows.chosen_outputs(outputs, returned)
 
 
 def logits_of(returned: Any) -> Tensor:

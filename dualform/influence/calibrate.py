@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from dualform.atomic_file import write_atomically
+from dualform.attention.directions import measured
 from dualform.errors import QueryError, UnknownName
 from dualform.influence.ask import Wanted, asked_of_layers, outputs_of
 from dualform.slots import View
@@ -110,7 +111,11 @@ def calibrate(
     plan.check()
     asked, towards = asked_of_layers(view, model, inputs, wanted)
     wanted = Wanted(towards.classes, wanted.of, wanted.rows)
-    measure = outputs_of(inputs, wanted)
+    outputs = outputs_of(view, model, inputs, wanted)
+
+    def measure(model: nn.Module) -> Tensor:
+        return measured(outputs(model), towards.classes, wanted.of)
+
     now = towards.measures
     ids = _ids(view)
     generator = torch.Generator().manual_seed(plan.seed)
