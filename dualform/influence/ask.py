@@ -61,7 +61,7 @@ def fast(view: View, model: nn.Module, inputs: Any, wanted: Wanted, by: Method) 
     if not view.run.manifest.storage.values:
         raise NotRecorded("influence needs values, and this run holds keys only")
     asked, towards = asked_of_layers(view, model, inputs, wanted)
-    visits = Visits.of(view, list(asked)[-1])  # the layer that was called last computes the output
+    visits = Visits.of_layer(view, list(asked)[-1])  # the layer that was called last computes the output
     check_room(len(visits), len(towards.classes), by.max_bytes)
     result = estimate(view, asked, visits, len(towards.classes), by.progress)
     return Influence(towards.classes, wanted.of, towards.measures, "fast", result.notes, visits, result.scores)
@@ -71,7 +71,7 @@ def asked_of_layers(view: View, model: nn.Module, inputs: Any, wanted: Wanted) -
     """Return what is asked of each layer: all queries of inputs, and the gradients of the outputs that are wanted."""
     layers = view.run.layers
     rows = InputRows(model, layers, inputs)  # all: what a layer says of an earlier token is in the last one's output
-    outputs = rows if wanted.rows is None else InputRows(model, layers, inputs, wanted.rows)
+    outputs = rows if wanted.rows is None else rows.asking(wanted.rows)
     queries = as_queries(view, queries_of(model, layers, inputs, rows))
     towards = directions(model, layers, inputs, rows, wanted.target, wanted.of, outputs)
     asked = {
@@ -141,7 +141,9 @@ def _notes(recipe: Recipe, model: nn.Module, growth: float) -> list[str]:
 def check_view(view: View) -> None:
     """Raise unless a view is of a whole training, or of its beginning."""
     if view.selection.conditions:
-        raise QueryError("influence is of a whole training, or of its beginning: ask a memory without where or without")
+        raise QueryError(
+            "influence and suspects are of a whole training, or of its beginning: ask a memory without where or without"
+        )
     if not view.selection.until:
         raise NotRecorded("no step was recorded")
 

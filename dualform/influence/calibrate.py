@@ -11,6 +11,7 @@ right: true changes are so many times the predicted ones.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -23,8 +24,9 @@ from torch import Tensor, nn
 
 from dualform.atomic_file import write_atomically
 from dualform.attention.directions import measured
-from dualform.errors import QueryError, UnknownName
-from dualform.influence.ask import Wanted, asked_of_layers, outputs_of
+from dualform.errors import QueryError, UnknownName, listing
+from dualform.influence.ask import Wanted, asked_of_layers, check_view, outputs_of
+from dualform.recipe.retrain import recipe_of
 from dualform.slots import View
 from dualform.store import LocalFiles
 from dualform.table import Table
@@ -95,6 +97,8 @@ class Plan:
 
     def check(self) -> None:
         """Raise unless it can be carried out."""
+        if not self.methods:
+            raise QueryError(f"methods are some of {listing(METHODS)}, not none")
         for name in self.methods:
             if name not in METHODS:
                 raise UnknownName("method", name, METHODS)
@@ -109,6 +113,10 @@ def calibrate(
 ) -> Calibration:
     """Train again without random examples, and compare what came out with what each method predicts."""
     plan.check()
+    check_view(view)
+    if view.selection.until < view.run.steps:
+        raise QueryError("a training is compared with others of as many steps: calibrate a memory, not its beginning")
+    recipe_of(view.run)
     asked, towards = asked_of_layers(view, model, inputs, wanted)
     wanted = Wanted(towards.classes, wanted.of, wanted.rows)
     outputs = outputs_of(view, model, inputs, wanted)
@@ -190,21 +198,33 @@ def _truth(
     now: Tensor,
     progress: Progress,
 ) -> tuple[Tensor, float]:
-    """Return how outputs change in each training; what was trained before is kept beside the run."""
+    """Return how outputs change in each training; what was trained before is kept beside the run, one by one."""
     kept = _file(view, [now.numpy(), *(rows.numpy() for rows in left_out)])
-    if kept is not None and kept.is_file():
-        content = json.loads(kept.read_text())
-        return torch.tensor(content["changes"], dtype=torch.float64), float(content["seconds"])
-    began, changes = perf_counter(), []
-    for number, rows in enumerate(left_out):
+    changes, seconds = _read(kept, len(now))
+    for number in range(len(changes), len(left_out)):
         progress(number, len(left_out))
-        changes.append(_outputs(memory.retrain(without={"id": ids[rows].tolist()}), measure) - now)
-    progress(len(left_out), len(left_out))
-    true, seconds = torch.stack(changes), perf_counter() - began
-    if kept is not None:
-        text = json.dumps({"changes": true.tolist(), "seconds": seconds})
-        write_atomically(kept, [np.frombuffer(text.encode(), dtype=np.uint8)])
-    return true, seconds
+        began = perf_counter()
+        again = memory.retrain(without={"id": ids[left_out[number]].tolist()})
+        changes.append((_outputs(again, measure) - now).tolist())
+        seconds += perf_counter() - began
+        text = json.dumps({"changes": changes, "seconds": seconds})
+        with suppress(OSError):  # a run may be somebody else's
+            if kept is not None:
+                write_atomically(kept, [np.frombuffer(text.encode(), dtype=np.uint8)])
+        progress(number + 1, len(left_out))
+    return torch.tensor(changes[: len(left_out)], dtype=torch.float64), seconds
+
+
+def _read(kept: Path | None, outputs: int) -> tuple[list[list[float]], float]:
+    """Return the changes that were kept, and how long they took; of what is none of ours, nothing."""
+    try:
+        content = json.loads(kept.read_text()) if kept is not None else {}
+        changes = [[float(number) for number in row] for row in content["changes"]]
+        if any(len(row) != outputs or not np.isfinite(row).all() for row in changes):
+            return [], 0.0
+        return changes, float(content["seconds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return [], 0.0
 
 
 def _file(view: View, parts: Sequence[np.ndarray]) -> Path | None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dualform.errors import NotRecorded, QueryError
+from dualform.influence.ask import check_view
 from dualform.influence.fast import why_no_curvature
 from dualform.influence.visits import Visits
 from dualform.slots import View
@@ -25,8 +26,7 @@ def suspects(view: View, k: int) -> Table:
         raise QueryError(f"k must be at least 1, a whole number, not {k!r}")
     if not view.run.manifest.storage.values:
         raise NotRecorded("suspects are told by values, and this run holds keys only")
-    if not view.run.steps:
-        raise NotRecorded("no step was recorded")
+    check_view(view)
     layer, visits = softmax_layer(view)
     if "id" not in view.run.tags:
         raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
@@ -40,13 +40,14 @@ def suspects(view: View, k: int) -> Table:
             if not since <= step < view.selection.until:
                 continue
             errors = torch.cat([slots.block(rows).values.double() for rows in passes])
-            example = torch.from_numpy(number[visits.of_step(step)])
+            example = torch.from_numpy(number[visits.of(range(step, step + 1))])
             said, label = probabilities(errors)
             others = said.scatter(1, label[:, None], -1.0)
             margins.index_add_(0, example, others.amax(dim=1) - said.gather(1, label[:, None])[:, 0])
             counts.index_add_(0, example, torch.ones(len(example), dtype=torch.float64))
             sums.index_add_(0, example, said)
-            own.index_add_(0, example, torch.nn.functional.one_hot(label, classes).double())
+            own.index_put_((example, label), torch.ones(len(label), dtype=torch.float64), accumulate=True)
+            _check_single(example, label)
     seen = torch.nonzero(counts).flatten()
     score = margins[seen] / counts[seen]
     best = seen[score.topk(min(k, len(seen))).indices]
@@ -65,6 +66,14 @@ def suspects(view: View, k: int) -> Table:
     return Table({**columns, **tags})
 
 
+def _check_single(example: Tensor, label: Tensor) -> None:
+    """Raise if an example has several labels in one step, as a passage has of which each token is told."""
+    order = example.argsort()
+    same = example[order][1:] == example[order][:-1]
+    if bool((same & (label[order][1:] != label[order][:-1])).any()):
+        raise NotRecorded("suspects are examples with one label each; these have several at once, one for each token")
+
+
 def probabilities(errors: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the model said of the examples of a step, (visits, classes), and which label each has."""
     u = errors * len(errors)
@@ -79,6 +88,6 @@ def softmax_layer(view: View) -> tuple[str, Visits]:
     for name in reversed(view.run.layers):
         why_not = why_no_curvature(view, name)
         if why_not is None:
-            return name, Visits.of(view, name)
+            return name, Visits.of_layer(view, name)
         reasons.append(why_not)
     raise NotRecorded(f"what the model said of its training examples is not known: {reasons[0]}")

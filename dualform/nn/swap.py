@@ -59,11 +59,10 @@ def fuse_recurrent(model: Model) -> Model:
 
     One that drops out between its layers stays: torch's would draw other random numbers.
     """
-    recurrent = {visible: of_type for of_type, visible in _VISIBLE.items() if issubclass(visible, Recurrent)}
-    fused: dict[type[nn.Module], type[nn.Module]] = {**recurrent}
     for module in model.modules():
-        if type(module) in fused and not module.dropout:
-            module.__class__ = fused[type(module)]
+        fused = [of_type for of_type, visible in _VISIBLE.items() if type(module) is visible]
+        if fused and isinstance(module, Recurrent) and not module.dropout:
+            module.__class__ = fused[0]  # type: ignore[assignment]
     return model
 
 
