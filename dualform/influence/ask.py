@@ -142,7 +142,8 @@ def check_view(view: View) -> None:
     """Raise unless a view is of a whole training, or of its beginning."""
     if view.selection.conditions:
         raise QueryError(
-            "influence and suspects are of a whole training, or of its beginning: ask a memory without where or without"
+            "influence is of a whole training, or of its beginning, and so are suspects: ask a memory without where or "
+            "without"
         )
     if not view.selection.until:
         raise NotRecorded("no step was recorded")

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dualform.atomic_file import write_atomically
 from dualform.attention.directions import measured
-from dualform.errors import QueryError, UnknownName, listing
+from dualform.errors import QueryError, StorageError, UnknownName, listing
 from dualform.influence.ask import Wanted, asked_of_layers, check_view, outputs_of
 from dualform.recipe.retrain import recipe_of
 from dualform.slots import View
@@ -208,7 +208,7 @@ def _truth(
         changes.append((_outputs(again, measure) - now).tolist())
         seconds += perf_counter() - began
         text = json.dumps({"changes": changes, "seconds": seconds})
-        with suppress(OSError):  # a run may be somebody else's
+        with suppress(StorageError):  # a run may be somebody else's
             if kept is not None:
                 write_atomically(kept, [np.frombuffer(text.encode(), dtype=np.uint8)])
         progress(number + 1, len(left_out))

@@ -112,8 +112,8 @@ def _replayed(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
 def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return factors of rows and columns whose product is a matrix of what is divided by roots of mean squares.
 
-    It is the squares that are factored: where there never was a gradient, what is divided by is next to nothing. Nothing
-    is left of a step without a learning rate, as the first one of a warm-up.
+    It is the squares that are factored: where there never was a gradient, what is divided by is next to nothing.
+    Nothing is left of a step without a learning rate, as the first one of a warm-up.
     """
     squares = torch.where(matrix > 0, matrix.clamp(min=_TINY) ** -2, 0.0)
     mean = squares.mean().clamp(min=_TINY)

@@ -35,7 +35,7 @@ class Layer:
 
 
 class Reference:
-    """A training of nn.Linear layers, by softmax cross-entropy unless told otherwise; each visit has as many rows in each layer."""
+    """A training of nn.Linear layers, of which each has as many rows of a visit."""
 
     def __init__(
         self,

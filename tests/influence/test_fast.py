@@ -99,8 +99,8 @@ def check(make: Callable[[Any], torch.optim.Optimizer], clip: float = 1e9, parts
 @given(
     options=st.fixed_dictionaries({
         "lr": st.sampled_from([0.1, 0.5]), "momentum": st.sampled_from([0.0, 0.5, 0.9]),
-        "weight_decay": st.sampled_from([0.0, 0.1]), "nesterov": st.booleans(), "dampening": st.sampled_from([0.0, 0.3]),
-        "maximize": st.booleans(),
+        "weight_decay": st.sampled_from([0.0, 0.1]), "nesterov": st.booleans(),
+        "dampening": st.sampled_from([0.0, 0.3]), "maximize": st.booleans(),
     }),
     parts=st.sampled_from([1, 2]),
     clip=st.sampled_from([1e9, 0.3]),
@@ -181,11 +181,13 @@ def test_other_losses_are_estimated_by_whitened_contributions(name: str) -> None
     batches = [(INPUTS[ids, 0], LABELS[ids, 0]) for ids in IDS]
     reference = Reference(again, torch.optim.SGD(again.parameters(), **sgd), batches, losses=losses)
     influence = memory.influence(model, PROBES[:, 0], classes)
-    assert len(influence.notes) == 1 and "by whitened contributions alone" in influence.notes[0]
+    assert len(influence.notes) == 1
+    assert "by whitened contributions alone" in influence.notes[0]
     assert reason in influence.notes[0]
     white = reference.scores(PROBES[:, 0], lambda logits: margin(logits, classes), 3)[1]
     compare(influence, white, torch.cat(IDS))
-    assert influence.notes[0] in repr(influence) and "<pre>" in influence._repr_html_()
+    assert influence.notes[0] in repr(influence)
+    assert "<pre>" in influence._repr_html_()
 
 
 class Elementwise(nn.Module):
@@ -347,7 +349,8 @@ def test_what_muon_has_trained_is_left_out_and_said() -> None:
     assert influence.notes == ["without '0', which Muon has trained: its steps are not followed back"]
     other = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)).double()
     notes = " ".join(ask(record(other, [_sgd(other[0]), muon(other[2])]), other).notes)
-    assert "without '2'" in notes and "layer '2' was trained by Muon" in notes
+    assert "without '2'" in notes
+    assert "layer '2' was trained by Muon" in notes
     last = nn.Sequential(nn.Linear(5, CLASSES, bias=False)).double()
     with pytest.raises(QueryError, match="all layers were trained by Muon"):
         ask(record(last, muon(last)), last)
