@@ -67,10 +67,7 @@ def directions(
     of: str = "logit",
     outputs: InputRows | None = None,
 ) -> Directions:
-    """Return the gradient of the target, or of what `of` makes of it, at each query of every layer.
-
-    `rows` are those of the layers, and of the model's outputs, unless `outputs` are others.
-    """
+    """Return the gradient of what `of` makes of the target at each query; `outputs`: rows of these, if others."""
     caught: dict[str, dict[int, tuple[tuple[int, ...], Tensor]]] = defaultdict(dict)
     unfollowed: set[str] = set()
 
@@ -81,8 +78,7 @@ def directions(
         if not of_module.followed:
             unfollowed.add(layer.name)
         kind, calls = kind_of(layer), caught[layer.name]
-        leading = kind.leading(of_module)
-        order = len(calls)
+        leading, order = kind.leading(of_module), len(calls)
         calls[order] = leading, torch.zeros(*leading, layer.d_out)
 
         def on_errors(gradient: Tensor) -> None:

@@ -26,6 +26,7 @@ from dualform.atomic_file import write_atomically
 from dualform.attention.directions import measured
 from dualform.errors import QueryError, StorageError, UnknownName, listing
 from dualform.influence.ask import Wanted, asked_of_layers, check_view, outputs_of
+from dualform.influence.fast import Asked
 from dualform.recipe.retrain import recipe_of
 from dualform.slots import View
 from dualform.store import LocalFiles
@@ -138,27 +139,35 @@ def calibrate(
             predicted[name] = torch.stack(
                 [_outputs(memory.without(id=ids[rows].tolist()).model(model), measure) - now for rows in left_out]
             )
-        elif name == "attention":
-            spotlight, best = memory.attend(model, inputs, rows=wanted.rows), (-2.0, "", Tensor())
-            for layer in asked:
-                changes = -chosen @ _by_id(spotlight[layer], ids, asked[layer].owners, len(now)).T
-                best = max(best, (rank_correlation(changes, true), layer, changes), key=lambda one: one[0])
-            name = f"attention ({best[1]})"  # the layer that does best
-            predicted[name] = best[2]
-        elif name == "contribution":
-            spotlight = memory.attend(model, inputs, rows=wanted.rows)
-            scores = sum(
-                _by_id(spotlight[layer].contribution(own.directions), ids, own.owners, len(now))
-                for layer, own in asked.items()
-            )
-            predicted[name] = -chosen @ torch.as_tensor(scores).T
         else:
-            options = {"rows": wanted.rows, "of": wanted.of, "method": name}
-            table = memory.influence(model, inputs, wanted.target, **options).examples
-            scores = _scattered(table["query"], table["id"], table["total"], ids, len(now))
-            predicted[name] = -chosen @ scores.T
+            by_name = _scores(memory, model, inputs, wanted, name, asked, ids)
+            changes = {own: -chosen @ scores.T for own, scores in by_name.items()}
+            name = max(
+                changes, key=lambda own: rank_correlation(changes[own], true)
+            )  # of layers the one that does best
+            predicted[name] = changes[name]
         took[name] = perf_counter() - began
     return Calibration(true, predicted, took, count / len(ids))
+
+
+def _scores(
+    memory: Asks, model: nn.Module, inputs: Any, wanted: Wanted, name: str, asked: Mapping[str, Asked], ids: np.ndarray
+) -> dict[str, Tensor]:
+    """Return what a method says of each example, (outputs, examples); attention has it by layer."""
+    tests = len(torch.as_tensor(wanted.target))
+    if name in ("fast", "exact"):
+        options = {"rows": wanted.rows, "of": wanted.of, "method": name}
+        table = memory.influence(model, inputs, wanted.target, **options).examples
+        return {name: _scattered(table["query"], table["id"], table["total"], ids, tests)}
+    spotlight = memory.attend(model, inputs)
+    if name == "attention":
+        return {
+            f"attention ({layer})": _by_id(spotlight[layer], ids, own.owners, tests) for layer, own in asked.items()
+        }
+    parts = [
+        _by_id(spotlight[layer].contribution(own.directions), ids, own.owners, tests) for layer, own in asked.items()
+    ]
+    return {name: torch.stack(parts).sum(dim=0)}
 
 
 def _ids(view: View) -> np.ndarray:

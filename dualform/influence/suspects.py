@@ -22,14 +22,8 @@ _BEGINNING = 0.25  # of the steps
 
 def suspects(view: View, k: int) -> Table:
     """Return the k most suspect examples: id, score, label, what the others suggest, and their probabilities."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise QueryError(f"k must be at least 1, a whole number, not {k!r}")
-    if not view.run.manifest.storage.values:
-        raise NotRecorded("suspects are told by values, and this run holds keys only")
-    check_view(view)
+    _check(view, k)
     layer, visits = softmax_layer(view)
-    if "id" not in view.run.tags:
-        raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
     classes, (number, first) = view.run.layers[layer].d_out, visits.examples
     sums = torch.zeros(len(first), classes, dtype=torch.float64)  # of probabilities
     own = torch.zeros(len(first), classes, dtype=torch.float64)  # visits with each label
@@ -51,10 +45,10 @@ def suspects(view: View, k: int) -> Table:
     seen = torch.nonzero(counts).flatten()
     score = margins[seen] / counts[seen]
     best = seen[score.topk(min(k, len(seen))).indices]
-    label, mean = own[best].argmax(dim=1), sums[best] / counts[best, None]
+    label, mean, visit = own[best].argmax(dim=1), sums[best] / counts[best, None], first[best.numpy()]
     suggested = mean.scatter(1, label[:, None], -1.0).argmax(dim=1)
     columns = {
-        "id": visits.columns["id"][first[best.numpy()]],
+        "id": visits.columns["id"][visit],
         "score": (margins[best] / counts[best]).numpy(),
         "label": label.numpy(),
         "suggested": suggested.numpy(),
@@ -62,8 +56,19 @@ def suspects(view: View, k: int) -> Table:
         "suggested_probability": mean.gather(1, suggested[:, None])[:, 0].numpy(),
         "visits": counts[best].long().numpy(),
     }
-    tags = {tag: column[first[best.numpy()]] for tag, column in visits.columns.items() if tag not in columns}
+    tags = {tag: column[visit] for tag, column in visits.columns.items() if tag not in columns}
     return Table({**columns, **tags})
+
+
+def _check(view: View, k: int) -> None:
+    """Raise for a question that cannot be answered."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise QueryError(f"k must be at least 1, a whole number, not {k!r}")
+    if not view.run.manifest.storage.values:
+        raise NotRecorded("suspects are told by values, and this run holds keys only")
+    check_view(view)
+    if "id" not in view.run.tags:
+        raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
 
 
 def _check_single(example: Tensor, label: Tensor) -> None:

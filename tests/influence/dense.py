@@ -80,7 +80,8 @@ class Reference:
         v = torch.cat([states[0]["exp_avg_sq"], states[1]["exp_avg_sq"][:, None]], dim=1)
         size = group["lr"] / (1 - beta1**count)
         squares = (size / ((v / (1 - beta2**count)).sqrt() + group["eps"])) ** -2
-        return (squares.mean(1, keepdim=True) * squares.mean(0) / squares.mean()) ** -0.5
+        factored: Tensor = (squares.mean(1, keepdim=True) * squares.mean(0) / squares.mean()) ** -0.5
+        return factored
 
     def queries(self, tests: Any, measure: Callable[[Tensor], Tensor]) -> dict[Layer, tuple[Tensor, Tensor]]:
         """Queries and directions of each layer, of all tests: (rows, ...)."""
@@ -147,4 +148,5 @@ def together(both: Tensor, ids: Tensor) -> Tensor:
     of_examples = torch.zeros(*both.shape[:2], int(ids.max()) + 1, dtype=both.dtype).index_add_(2, ids, both)
     of_examples = of_examples[:, :, ids.unique()]
     near, white = of_examples.square().mean(2, keepdim=True).sqrt()
-    return (both[0] + both[1] * near / white) / 2
+    mean: Tensor = (both[0] + both[1] * near / white) / 2
+    return mean

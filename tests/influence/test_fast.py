@@ -176,10 +176,10 @@ LOSSES: dict[str, tuple[Losses, str]] = {
 def test_other_losses_are_estimated_by_whitened_contributions(name: str) -> None:
     losses, reason = LOSSES[name]
     model, classes = mlp(), torch.tensor([0, 2, 1])
-    again, sgd = deepcopy(model), {"lr": 0.1, "momentum": 0.5}
-    memory = record(model, torch.optim.SGD(model.parameters(), **sgd), losses=losses)
+    again = deepcopy(model)
+    memory = record(model, _sgd(model, momentum=0.5), losses=losses)
     batches = [(INPUTS[ids, 0], LABELS[ids, 0]) for ids in IDS]
-    reference = Reference(again, torch.optim.SGD(again.parameters(), **sgd), batches, losses=losses)
+    reference = Reference(again, _sgd(again, momentum=0.5), batches, losses=losses)
     influence = memory.influence(model, PROBES[:, 0], classes)
     assert len(influence.notes) == 1
     assert "by whitened contributions alone" in influence.notes[0]
@@ -196,10 +196,11 @@ class Elementwise(nn.Module):
     def __init__(self, which: str) -> None:
         super().__init__()
         self.which = which
-        self.layer: nn.Module = {
+        kinds: dict[str, Callable[[], nn.Module]] = {
             "words": lambda: nn.Embedding(10, 1), "norm": lambda: nn.RMSNorm(5),
             "grouped": lambda: nn.Conv1d(4, 4, 1, groups=4, bias=False),
-        }[which]()  # fmt: skip
+        }  # fmt: skip
+        self.layer = kinds[which]()
         self.head = nn.Linear({"words": 5, "norm": 5, "grouped": 20}[which], CLASSES)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -243,7 +244,7 @@ def test_slots_in_another_order_are_told_by_their_ids() -> None:
         model = kind().double()
         memory = record(model, _sgd(model), INPUTS, LABELS, SQUARES)
         found.append(memory.influence(model, PROBES, 1, rows=-1))
-    near(*found, 1e-4)
+    near(found[1], found[0], 1e-4)
 
 
 def ask(memory: dualform.Memory, model: nn.Module, **options: Any) -> Influence:
@@ -266,7 +267,8 @@ def test_precisions(dtype: str, share: float) -> None:
 
 def test_a_training_in_half_precision() -> None:
     whole, half = (trained(recipe("mlp", autocast=precision), keep="slots") for precision in (None, torch.bfloat16))
-    near(*(memory.influence(model, TESTS["flat"], 1) for memory, model in (half, whole)), 0.05)
+    found, expected = (memory.influence(model, TESTS["flat"], 1) for memory, model in (half, whole))
+    near(found, expected, 0.05)
 
 
 def test_a_beginning_is_a_training_and_slots_that_are_made_again_are_slots() -> None:
@@ -294,7 +296,8 @@ def test_sums_are_the_same_whatever_they_are_by() -> None:
         np.testing.assert_allclose(np.bincount(table["query"], table["total"]), whole, rtol=1e-9)
     assert influence.total()["visits"].tolist() == [BATCHES * SIZE] * 3
     assert influence.total(by="label")["visits"].sum() == 3 * BATCHES * SIZE
-    for without in ({"label": 1}, {"id": [3, 5, 6]}, {"label": (0, 2), "id": np.arange(6)}, {"id": torch.tensor([7])}):
+    questions: list[dict[str, Any]] = [{"label": 1}, {"id": [3, 5, 6]}, {"label": (0, 2), "id": np.arange(6)}]
+    for without in (*questions, {"id": torch.tensor([7])}):
         chosen = influence.total(by=("id", "label"))
         mask = np.ones(len(chosen), dtype=bool)
         for tag, values in without.items():
@@ -309,9 +312,10 @@ def test_the_best_and_the_worst_with_their_tags() -> None:
     influence = ask(memory, model)
     totals, count = influence.examples["total"].reshape(3, -1), len({*torch.cat(IDS).tolist()})
     ids = influence.examples["id"][:count]
-    for options, key in (
+    cases: list[tuple[dict[str, Any], Any]] = [
         ({}, totals), ({"against": True}, -totals), ({"absolute": True}, np.abs(totals)),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for options, key in cases:
         top = influence.top(4, **options)
         order = np.argsort(-key, axis=1)[:, :4]
         assert top["id"].reshape(3, 4).tolist() == ids[order].tolist()
@@ -329,9 +333,8 @@ def test_probabilities_change_to_first_order() -> None:
     memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3))
     small, by_measure = 1e-6, {of: ask(memory, model, of=of) for of in ("margin", "loss", "logit")}
     p = model(PROBES[:, 0]).softmax(1)[torch.arange(3), torch.tensor([0, 2, 1])].detach().numpy()
-    for of, chance in (
-        ("margin", lambda out: 1 / (1 + np.exp(-out))), ("loss", lambda out: np.exp(-out)),
-    ):  # fmt: skip
+    chances: dict[str, Any] = {"margin": lambda out: 1 / (1 + np.exp(-out)), "loss": lambda out: np.exp(-out)}
+    for of, chance in chances.items():
         influence = by_measure[of]
         np.testing.assert_allclose(chance(influence.outputs.numpy()), p)
         top = influence.top(5)
@@ -343,7 +346,10 @@ def test_probabilities_change_to_first_order() -> None:
 
 def test_what_muon_has_trained_is_left_out_and_said() -> None:
     model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)).double()
-    muon = lambda part: torch.optim.Muon(part.parameters(), lr=0.05)  # noqa: E731
+
+    def muon(part: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Muon(part.parameters(), lr=0.05)
+
     memory = record(model, [muon(model[0]), _sgd(model[2])])
     influence = ask(memory, model)
     assert influence.notes == ["without '0', which Muon has trained: its steps are not followed back"]
@@ -373,7 +379,9 @@ def test_two_optimisers_are_followed_each_by_its_own_steps() -> None:
 def test_options_and_weights_that_are_not_followed_are_said() -> None:
     model = mlp()
     biases = [p for p in model.parameters() if p.dim() == 1]
-    groups = [{"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1}, {"params": biases}]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1}, {"params": biases},
+    ]  # fmt: skip
     notes = ask(record(model, torch.optim.SGD(groups, lr=0.1)), model).notes
     assert notes == ["parameters of '0', '2' had options of their own: all are followed by the first one's"]
     tied = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
@@ -411,7 +419,7 @@ def test_a_convolution_is_the_linear_layer_of_its_patches() -> None:
             return out
 
     patches = Patches().double()
-    patches.map.load_state_dict({"weight": conv[0].weight.flatten(1), "bias": conv[0].bias})
+    patches.map.load_state_dict({"weight": conv[0].get_parameter("weight").flatten(1), "bias": conv[0].bias})
     patches.head.load_state_dict(conv[3].state_dict())
     sgd = {"lr": 0.3, "momentum": 0.5}
     memory = record(conv, _sgd(conv, **sgd), INPUTS, LABELS[:, 0])
@@ -467,9 +475,10 @@ def test_questions_that_make_no_sense() -> None:
             question()
         assert method
     influence = ask(memory, model)
-    for nothing in ({}, None, 3, "label"):
+    nonsense: list[Any] = [{}, None, 3, "label"]
+    for nothing in nonsense:
         with pytest.raises(QueryError, match="without says which examples by their tags"):
-            influence.of(without=nothing)  # type: ignore[arg-type]
+            influence.of(without=nothing)
     with pytest.raises(UnknownName, match="no tag 'lable'; choose from 'id', 'label'"):
         influence.of(without={"lable": 1})
     with pytest.raises(UnknownName, match="no value of tag 'label': 9; choose from 0, 1, 2"):
