@@ -89,8 +89,7 @@ def directions(
     with hooked(model, layers, on_keys) as modules:
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), trainable(weights):
-            output = asked_outputs(call(model, inputs), outputs or rows)
-            _check_logits(output.detach())
+            output = _checked(asked_outputs(call(model, inputs), outputs or rows))
             classes = chosen_classes(target, output)
             wanted = measured(output, classes, of)
             _follow_back(wanted.sum(), weights)
@@ -152,18 +151,19 @@ def logits_of(returned: Any) -> Tensor:
     return outputs
 
 
-def _check_logits(outputs: Tensor) -> None:
-    """Raise for outputs (inputs, classes) that are normalised: what is added to one class is taken from the others."""
+def _checked(outputs: Tensor) -> Tensor:
+    """Return outputs (inputs, classes); raise for normalised ones: what is added to one is taken from the others."""
     if not outputs.is_floating_point() or not len(outputs) or outputs.shape[1] < 2:
-        return
-    rounding = 32 * torch.finfo(outputs.dtype).eps
-    for what, probabilities in (("log-probabilities", outputs.double().exp()), ("probabilities", outputs.double())):
+        return outputs
+    rounding, doubled = 32 * torch.finfo(outputs.dtype).eps, outputs.detach().double()
+    for what, probabilities in (("log-probabilities", doubled.exp()), ("probabilities", doubled)):
         sums = probabilities.sum(dim=1)
         if bool((probabilities >= 0).all()) and bool(((sums - 1).abs() < rounding).all()):
             raise QueryError(
                 f"the model returns {what}, which depend on all classes: let it return logits, and leave the softmax "
                 "to the loss (cross_entropy); or pass a direction of the layer's output, such as torch.eye(classes)[3]"
             )
+    return outputs
 
 
 def chosen_classes(target: Target, output: Tensor) -> Tensor:

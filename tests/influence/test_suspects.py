@@ -29,9 +29,9 @@ def noisy(classes: int = 10) -> tuple[dualform.Memory, Tensor, Tensor]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
     optimizer, where = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), InMemory()
-    with dualform.record(model, optimizer, where, provenance=False) as recorder:
-        for _ in range(160):
-            ids = torch.randperm(len(images), generator=numbers)[:64]
+    with dualform.record(model, optimizer, where, dtype="float32", provenance=False) as recorder:
+        for _ in range(100):
+            ids = torch.randperm(len(images), generator=numbers)[:96]
             recorder.tag(id=ids, even=ids % 2 == 0)
             F.cross_entropy(model(images[ids]), labels[ids]).backward()
             optimizer.step()
