@@ -362,10 +362,8 @@ class Memory:
     ) -> Influence:
         """Say what outputs would have been without an example: `memory.influence(model, images).top(10)`.
 
-        A contribution is what an example has added; influence is also what others would have made up for. "fast"
-        estimates it from the recording alone. "exact" follows outputs back through the whole training, which takes the
-        recipe, and several trainings. How well each predicts a training without examples, `calibrate` measures;
-        `retrain` is that training.
+        "fast" estimates it from the recording alone. "exact" follows outputs back through the whole training, which
+        takes the recipe, and several trainings. How well each predicts one without examples, `calibrate` measures.
 
         Args:
             model: The model as the memory ends with it.
@@ -374,7 +372,7 @@ class Memory:
             of: "margin" (the logit of the target, less the log of the sum of exp of all others), "logit", or "loss".
             method: "fast" or "exact".
             around: Of "exact", the weights that examples have in the training that is followed back: 1, as they were.
-                For what is left after many examples are taken out, 1/2 is nearer; (1, 0.5) is the mean of both.
+                When many examples are taken out, 1/2 is nearer; (1, 0.5) is the mean of both.
             rows: Which rows of each input, such as the last token: `rows=-1`.
             max_bytes: What scores of all visits to examples may take.
             progress: Called with the number of steps that were followed back, and of all.
@@ -382,13 +380,8 @@ class Memory:
         Returns:
             One object for the whole network: `top`, `total`, `timeline`, and `of(without=...)`.
         """
-        view, wanted = self._sources.view, ask.Wanted(target, of, rows)
-        if method == "fast":
-            return ask.fast(view, model, inputs, wanted, max_bytes, progress)
-        if method != "exact":
-            raise UnknownName("method of influence", method, ("fast", "exact"))
-        weights = (around,) if isinstance(around, int | float) else tuple(around)
-        return ask.exact(view, model, inputs, wanted, weights, progress)
+        wanted, by = ask.Wanted(target, of, rows), ask.Method(method, around, max_bytes, progress)
+        return ask.influence(self._sources.view, model, inputs, wanted, by)
 
     def calibrate(
         self,
@@ -406,15 +399,12 @@ class Memory:
     ) -> Calibration:
         """Measure how well each method predicts retraining, on this very run: `memory.calibrate(model, images)`.
 
-        Trains again, several times, each time without some examples drawn at random, and compares how outputs change
-        with what was predicted. The trainings are kept beside the run, for the next call with the same question.
+        Trains again without examples drawn at random, and compares. What came out is kept beside the run.
 
         Args:
             model: The model as the memory ends with it.
             inputs: What it is called with; their outputs are compared.
             target: As for `influence`; so are `of` and `rows`.
-            of: What is measured of an output.
-            rows: Which rows of each input.
             drop: The share of examples that each training is without.
             runs: How many trainings.
             methods: "attention", "contribution", "muting", "fast", "exact": the last two are `influence`.
@@ -425,14 +415,12 @@ class Memory:
             `table` and `figure()`.
         """
         wanted, plan = ask.Wanted(target, of, rows), CalibrationPlan(drop, runs, tuple(methods), seed)
-        recipe_of(self._run)
         return calibrate(self, self._sources.view, model, inputs, wanted, plan, progress)
 
     def suspects(self, k: int = 10) -> Table:
         """Return the training examples whose label is probably wrong: `memory.suspects(10)`.
 
-        The errors that were recorded say what the model, taught by the others, said of an example at each visit. A
-        label is suspect where another class was more likely, on average.
+        Errors say what the model, taught by the others, said at each visit: another class was more likely, on average.
 
         Returns:
             A row for each: id, score (between -1 and 1), label, the suggested label, the mean probability of both,

@@ -59,9 +59,15 @@ class Directions:
 
 
 def directions(
-    model: nn.Module, layers: Mapping[str, Layer], inputs: Any, rows: InputRows, target: Target, of: str = "logit"
+    model: nn.Module,
+    layers: Mapping[str, Layer],
+    inputs: Any,
+    rows: InputRows,
+    target: Target,
+    of: str = "logit",
+    outputs: InputRows | None = None,
 ) -> Directions:
-    """Return the gradient of the target, or of what `of` makes of it, at each query of every layer."""
+    """Return the gradient of what `of` makes of the target at each query; `outputs`: rows of these, if others."""
     caught: dict[str, dict[int, tuple[tuple[int, ...], Tensor]]] = defaultdict(dict)
     unfollowed: set[str] = set()
 
@@ -72,8 +78,7 @@ def directions(
         if not of_module.followed:
             unfollowed.add(layer.name)
         kind, calls = kind_of(layer), caught[layer.name]
-        leading = kind.leading(of_module)
-        order = len(calls)
+        leading, order = kind.leading(of_module), len(calls)
         calls[order] = leading, torch.zeros(*leading, layer.d_out)
 
         def on_errors(gradient: Tensor) -> None:
@@ -84,7 +89,7 @@ def directions(
     with hooked(model, layers, on_keys) as modules:
         weights = [p for name in layers for p in modules[name].parameters(recurse=False)]
         with torch.enable_grad(), trainable(weights):
-            output = _outputs(call(model, inputs), rows)
+            output = _checked(asked_outputs(call(model, inputs), outputs or rows))
             classes = chosen_classes(target, output)
             wanted = measured(output, classes, of)
             _follow_back(wanted.sum(), weights)
@@ -121,8 +126,8 @@ def _follow_back(wanted: Tensor, weights: Sequence[nn.Parameter]) -> None:
         ) from error
 
 
-def _outputs(returned: Any, rows: InputRows) -> Tensor:
-    """Return the outputs (inputs, classes), out of whatever a model returns."""
+def asked_outputs(returned: Any, rows: InputRows) -> Tensor:
+    """Return the outputs (inputs, classes) that are asked about, out of whatever a model returns."""
     outputs = logits_of(returned)
     if outputs.dim() > 2 and not isinstance(rows.rows, int):
         raise QueryError(
@@ -131,9 +136,7 @@ def _outputs(returned: Any, rows: InputRows) -> Tensor:
         )
     if outputs.dim() < 2:
         raise QueryError(f"a target needs outputs of shape (inputs, classes), not {tuple(outputs.shape)}")
-    chosen = rows.chosen_outputs(outputs, returned)
-    _check_logits(chosen.detach())
-    return chosen
+    return rows.chosen_outputs(outputs, returned)
 
 
 def logits_of(returned: Any) -> Tensor:
@@ -148,18 +151,19 @@ def logits_of(returned: Any) -> Tensor:
     return outputs
 
 
-def _check_logits(outputs: Tensor) -> None:
-    """Raise for outputs (inputs, classes) that are normalised: what is added to one class is taken from the others."""
+def _checked(outputs: Tensor) -> Tensor:
+    """Return outputs (inputs, classes); raise for normalised ones: what is added to one is taken from the others."""
     if not outputs.is_floating_point() or not len(outputs) or outputs.shape[1] < 2:
-        return
-    rounding = 32 * torch.finfo(outputs.dtype).eps
-    for what, probabilities in (("log-probabilities", outputs.double().exp()), ("probabilities", outputs.double())):
+        return outputs
+    rounding, doubled = 32 * torch.finfo(outputs.dtype).eps, outputs.detach().double()
+    for what, probabilities in (("log-probabilities", doubled.exp()), ("probabilities", doubled)):
         sums = probabilities.sum(dim=1)
         if bool((probabilities >= 0).all()) and bool(((sums - 1).abs() < rounding).all()):
             raise QueryError(
                 f"the model returns {what}, which depend on all classes: let it return logits, and leave the softmax "
                 "to the loss (cross_entropy); or pass a direction of the layer's output, such as torch.eye(classes)[3]"
             )
+    return outputs
 
 
 def chosen_classes(target: Target, output: Tensor) -> Tensor:

@@ -44,6 +44,12 @@ class InputRows:
         self._model, self._layers, self._inputs, self.rows = model, layers, inputs, rows
         self._leading: dict[str, dict[int, Shape]] = defaultdict(dict)  # of rows, by layer and call
 
+    def asking(self, rows: int | slice | None) -> "InputRows":
+        """Return the same with other rows that are asked about; what an experiment found out is found out now."""
+        other = InputRows(self._model, self._layers, self._inputs, rows)
+        other._found = self._found
+        return other
+
     def chosen(self, layer: str, call: int, leading: Shape, rows: Tensor) -> Tensor:
         """Return the rows (..., d) of a call of a layer that are asked about; all of them, as they are, if none are."""
         self._leading[layer][call] = leading

@@ -38,17 +38,17 @@ class StateAdjoint:
 
 def check_followed(kind: str, rule: Rule) -> None:
     """Raise unless an optimiser's step can be followed back exactly."""
-    if rule.elementwise and kind not in ("Adam", "AdamW"):
-        raise NotRecorded(f"exact influence follows SGD and its kin, Adam and AdamW, not {kind}: use method='fast'")
     if rule.matrices:
-        raise NotRecorded("exact influence does not follow Muon")
+        raise NotRecorded("exact influence does not follow Muon: use method='fast', or memory.retrain")
+    if rule.moments and kind not in ("Adam", "AdamW"):
+        raise NotRecorded(f"exact influence follows SGD and its kin, Adam and AdamW, not {kind}: use method='fast'")
 
 
 def step_back(
     rule: Rule, line: Line, state: Mapping[str, Any], weight: Tensor, gradient: Tensor, after: StateAdjoint
 ) -> tuple[StateAdjoint, Tensor]:
     """Return the adjoint of weights and state before a step, and of the gradient it was taken with."""
-    if not rule.elementwise:
+    if not rule.moments:
         step = rule.step(line, {})
         keep, carry, intake = float(step.keep), float(step.carry), float(step.intake)
         momentum = after.momentum - float(step.beta) * after.weight
@@ -88,9 +88,9 @@ def clip_back(gradients: Mapping[str, Tensor], limit: float, of_clipped: Mapping
     factor = limit / (norm + 1e-6)
     if factor >= 1:
         return dict(of_clipped)
-    along = sum((of_clipped[name].flatten(1) @ gradients[name].flatten() for name in of_clipped), start=torch.zeros(()))
+    along = torch.stack([of.flatten(1) @ gradients[name].flatten() for name, of in of_clipped.items()]).sum(dim=0)
     lost = factor / ((norm + 1e-6) * norm) * along  # (tests,)
-    return {
-        name: factor * adjoint - lost.reshape(-1, *[1] * gradients[name].dim()) * gradients[name]
-        for name, adjoint in of_clipped.items()
+    return {  # of those, too, that are in the norm only
+        name: factor * of_clipped.get(name, 0.0) - lost.reshape(-1, *[1] * gradient.dim()) * gradient
+        for name, gradient in gradients.items()
     }

@@ -11,6 +11,7 @@ right: true changes are so many times the predicted ones.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -22,8 +23,11 @@ import torch
 from torch import Tensor, nn
 
 from dualform.atomic_file import write_atomically
-from dualform.errors import QueryError, UnknownName
-from dualform.influence.ask import Wanted, asked_of_layers, outputs_of
+from dualform.attention.directions import measured
+from dualform.errors import QueryError, StorageError, UnknownName, listing
+from dualform.influence.ask import Wanted, asked_of_layers, check_view, outputs_of
+from dualform.influence.fast import Asked
+from dualform.recipe.retrain import recipe_of
 from dualform.slots import View
 from dualform.store import LocalFiles
 from dualform.table import Table
@@ -94,6 +98,8 @@ class Plan:
 
     def check(self) -> None:
         """Raise unless it can be carried out."""
+        if not self.methods:
+            raise QueryError(f"methods are some of {listing(METHODS)}, not none")
         for name in self.methods:
             if name not in METHODS:
                 raise UnknownName("method", name, METHODS)
@@ -108,9 +114,17 @@ def calibrate(
 ) -> Calibration:
     """Train again without random examples, and compare what came out with what each method predicts."""
     plan.check()
+    check_view(view)
+    if view.selection.until < view.run.steps:
+        raise QueryError("a training is compared with others of as many steps: calibrate a memory, not its beginning")
+    recipe_of(view.run)
     asked, towards = asked_of_layers(view, model, inputs, wanted)
     wanted = Wanted(towards.classes, wanted.of, wanted.rows)
-    measure = outputs_of(inputs, wanted)
+    outputs = outputs_of(view, model, inputs, wanted)
+
+    def measure(model: nn.Module) -> Tensor:
+        return measured(outputs(model), towards.classes, wanted.of)
+
     now = towards.measures
     ids = _ids(view)
     generator = torch.Generator().manual_seed(plan.seed)
@@ -125,27 +139,35 @@ def calibrate(
             predicted[name] = torch.stack(
                 [_outputs(memory.without(id=ids[rows].tolist()).model(model), measure) - now for rows in left_out]
             )
-        elif name == "attention":
-            spotlight, best = memory.attend(model, inputs, rows=wanted.rows), (-2.0, "", Tensor())
-            for layer in asked:
-                changes = -chosen @ _by_id(spotlight[layer], ids, asked[layer].owners, len(now)).T
-                best = max(best, (rank_correlation(changes, true), layer, changes), key=lambda one: one[0])
-            name = f"attention ({best[1]})"  # the layer that does best
-            predicted[name] = best[2]
-        elif name == "contribution":
-            spotlight = memory.attend(model, inputs, rows=wanted.rows)
-            scores = sum(
-                _by_id(spotlight[layer].contribution(own.directions), ids, own.owners, len(now))
-                for layer, own in asked.items()
-            )
-            predicted[name] = -chosen @ torch.as_tensor(scores).T
         else:
-            options = {"rows": wanted.rows, "of": wanted.of, "method": name}
-            table = memory.influence(model, inputs, wanted.target, **options).examples
-            scores = _scattered(table["query"], table["id"], table["total"], ids, len(now))
-            predicted[name] = -chosen @ scores.T
+            by_name = _scores(memory, model, inputs, wanted, name, asked, ids)
+            changes = {own: -chosen @ scores.T for own, scores in by_name.items()}
+            name = max(
+                changes, key=lambda own: rank_correlation(changes[own], true)
+            )  # of layers the one that does best
+            predicted[name] = changes[name]
         took[name] = perf_counter() - began
     return Calibration(true, predicted, took, count / len(ids))
+
+
+def _scores(
+    memory: Asks, model: nn.Module, inputs: Any, wanted: Wanted, name: str, asked: Mapping[str, Asked], ids: np.ndarray
+) -> dict[str, Tensor]:
+    """Return what a method says of each example, (outputs, examples); attention has it by layer."""
+    tests = len(torch.as_tensor(wanted.target))
+    if name in ("fast", "exact"):
+        options = {"rows": wanted.rows, "of": wanted.of, "method": name}
+        table = memory.influence(model, inputs, wanted.target, **options).examples
+        return {name: _scattered(table["query"], table["id"], table["total"], ids, tests)}
+    spotlight = memory.attend(model, inputs)
+    if name == "attention":
+        return {
+            f"attention ({layer})": _by_id(spotlight[layer], ids, own.owners, tests) for layer, own in asked.items()
+        }
+    parts = [
+        _by_id(spotlight[layer].contribution(own.directions), ids, own.owners, tests) for layer, own in asked.items()
+    ]
+    return {name: torch.stack(parts).sum(dim=0)}
 
 
 def _ids(view: View) -> np.ndarray:
@@ -185,21 +207,33 @@ def _truth(
     now: Tensor,
     progress: Progress,
 ) -> tuple[Tensor, float]:
-    """Return how outputs change in each training; what was trained before is kept beside the run."""
+    """Return how outputs change in each training; what was trained before is kept beside the run, one by one."""
     kept = _file(view, [now.numpy(), *(rows.numpy() for rows in left_out)])
-    if kept is not None and kept.is_file():
-        content = json.loads(kept.read_text())
-        return torch.tensor(content["changes"], dtype=torch.float64), float(content["seconds"])
-    began, changes = perf_counter(), []
-    for number, rows in enumerate(left_out):
+    changes, seconds = _read(kept, len(now))
+    for number in range(len(changes), len(left_out)):
         progress(number, len(left_out))
-        changes.append(_outputs(memory.retrain(without={"id": ids[rows].tolist()}), measure) - now)
-    progress(len(left_out), len(left_out))
-    true, seconds = torch.stack(changes), perf_counter() - began
-    if kept is not None:
-        text = json.dumps({"changes": true.tolist(), "seconds": seconds})
-        write_atomically(kept, [np.frombuffer(text.encode(), dtype=np.uint8)])
-    return true, seconds
+        began = perf_counter()
+        again = memory.retrain(without={"id": ids[left_out[number]].tolist()})
+        changes.append((_outputs(again, measure) - now).tolist())
+        seconds += perf_counter() - began
+        text = json.dumps({"changes": changes, "seconds": seconds})
+        with suppress(StorageError):  # a run may be somebody else's
+            if kept is not None:
+                write_atomically(kept, [np.frombuffer(text.encode(), dtype=np.uint8)])
+        progress(number + 1, len(left_out))
+    return torch.tensor(changes[: len(left_out)], dtype=torch.float64), seconds
+
+
+def _read(kept: Path | None, outputs: int) -> tuple[list[list[float]], float]:
+    """Return the changes that were kept, and how long they took; of what is none of ours, nothing."""
+    try:
+        content = json.loads(kept.read_text()) if kept is not None else {}
+        changes = [[float(number) for number in row] for row in content["changes"]]
+        if any(len(row) != outputs or not np.isfinite(row).all() for row in changes):
+            return [], 0.0
+        return changes, float(content["seconds"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return [], 0.0
 
 
 def _file(view: View, parts: Sequence[np.ndarray]) -> Path | None:

@@ -9,8 +9,9 @@ are made again.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, sqrt
 from typing import Any
 
@@ -23,15 +24,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from dualform.algebra import Rule
 from dualform.errors import NotRecorded
 from dualform.influence.adjoints import StateAdjoint, check_followed, clip_back, step_back
+from dualform.nn.swap import fuse_recurrent
 from dualform.random_state import RANDOM
 from dualform.recipe.recipe import Recipe, StepBatch
 from dualform.recipe.repeatable import repeatable
-from dualform.recipe.training import Training
+from dualform.recipe.training import Nobody, Training
 from dualform.recorder.plan import registered_rule
+from dualform.store.chapter import Witness
 
 Progress = Callable[[int, int], None]
 Outputs = Callable[[nn.Module], Tensor]  # of a trained model: (tests,)
-_MAX_GROWTH = 1e4  # of the adjoint's norm, beyond which the training is close to chaos
+_TOGETHER = 64  # tests, followed back at once
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class ExactScores:
 
     scores: Tensor  # (tests, visits)
     steps: np.ndarray  # (visits,)
-    columns: dict[str, np.ndarray]
+    columns: dict[str, np.ndarray]  # tags that each example has one of
     outputs: Tensor  # (tests,), of the training as it was
     growth: float  # how many times larger the adjoint was at most than at the end of training
 
@@ -51,7 +54,7 @@ class _Before:
 
     weights: dict[str, Tensor]
     states: dict[str, dict[str, Any]]
-    lines: dict[str, dict[str, float]]  # what the optimiser reads off its options
+    lines: dict[str, dict[str, float]]  # what the optimiser reads off its options; of parameters that it steps
 
 
 def exact(
@@ -61,9 +64,9 @@ def exact(
     if recipe.carries:
         raise NotRecorded("a training that hands a state on from step to step is not followed back exactly")
     weighed = recipe if around == 1.0 else recipe.weighed(_times(recipe, around))
-    with repeatable(threads), RANDOM, sdpa_kernel(SDPBackend.MATH):
+    with repeatable(threads), RANDOM, sdpa_kernel(SDPBackend.MATH), _explained():
         walk = _Walk(weighed, steps)
-        followed = _Followed(weighed, walk.training)
+        followed = _Followed(weighed, walk.training, around)
         values, adjoints = followed.beginning(outputs)
         first, largest = _norm(adjoints), 0.0
         scores, visits = list[Tensor](), list[StepBatch]()
@@ -75,25 +78,28 @@ def exact(
             largest = max(largest, _norm(adjoints))
             progress(steps - step, steps)
     visits.reverse()
-    columns = {
-        name: np.concatenate([_column(batch.tags[name], len(batch)) for batch in visits]) for name in visits[0].tags
-    }
+    columns = {name: [_column(batch.tags[name], len(batch)) for batch in visits] for name in visits[0].tags}
     return ExactScores(
         torch.cat(scores[::-1], dim=1),
         np.repeat(np.arange(steps), [len(batch) for batch in visits]),
-        columns,
+        {name: np.concatenate(parts) for name, parts in columns.items() if all(part.ndim == 1 for part in parts)},
         values,
         largest / first if first else 0.0,
     )
 
 
-def warning(growth: float) -> str | None:
-    """Say so if a training is close to chaos, where no derivative predicts anything."""
-    if growth < _MAX_GROWTH:
-        return None
-    return (
-        f"the adjoint has grown {growth:.0e} times: the training is close to chaos, and its derivative predicts little"
-    )
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what it means that torch cannot transform a function."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "setup_context" not in str(error):
+            raise
+        raise NotRecorded(
+            "the model computes with a torch.autograd.Function that cannot be differentiated twice, as recurrent "
+            "modules of dualform with dropout between layers do: use method='fast'"
+        ) from error
 
 
 def _times(recipe: Recipe, around: float) -> Callable[[Mapping[str, Any]], Tensor]:
@@ -107,13 +113,12 @@ def _norm(adjoints: Mapping[str, StateAdjoint]) -> float:
 
 
 def _column(value: Any, count: int) -> np.ndarray:
+    """Return a tag of a batch as it is, or for each example: (batch,)."""
     column = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
-    if column.ndim == 0:
-        return np.full(count, column)
-    return column if column.shape == (count,) else np.full(count, -1)
+    return np.full(count, column) if column.ndim == 0 else column
 
 
-class _Walk:
+class _Walk(Nobody):
     """The states of a training before each step, the last one first."""
 
     def __init__(self, recipe: Recipe, steps: int) -> None:
@@ -121,11 +126,11 @@ class _Walk:
         self._rules = [registered_rule(optimizer) for optimizer in self.training.optimizers]
         self._stride = max(1, ceil(sqrt(steps)))
         self._kept: list[tuple[int, Any]] = []
+        self._states: list[_Before] = []  # since the last one that is kept
         for step in range(steps):
             if step % self._stride == 0:
                 self._kept.append((step, self._copy()))
             self.training.take_step()
-        self._end = self._copy()
 
     def back(self) -> Iterator[tuple[int, _Before]]:
         """Yield each step with the state before it."""
@@ -133,12 +138,10 @@ class _Walk:
             first, kept = self._kept.pop()
             self._put(kept)
             self.training.step = first
-            states = []
-            for step in range(first, min(first + self._stride, self._steps)):
-                self.training.prepare()
-                states.append((step, self._before()))
-                self.training.take_step()
-            yield from reversed(states)
+            for _ in range(first, min(first + self._stride, self._steps)):
+                self.training.take_step(self)
+            while self._states:
+                yield first + len(self._states) - 1, self._states.pop()
 
     def _copy(self) -> Any:
         states = [{**optimizer.state_dict()} for optimizer in self.training.optimizers]
@@ -150,7 +153,8 @@ class _Walk:
         for optimizer, state in zip(self.training.optimizers, states, strict=True):
             optimizer.load_state_dict(state)
 
-    def _before(self) -> _Before:
+    def before_step(self, witness: Witness) -> None:
+        """Keep the state; parameters without a gradient, such as those of another head, are not stepped."""
         training = self.training
         names = {id(parameter): name for name, parameter in training.model.named_parameters()}
         weights = {name: parameter.detach().clone() for name, parameter in training.model.named_parameters()}
@@ -160,29 +164,31 @@ class _Walk:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     name, state = names[id(parameter)], optimizer.state.get(parameter, {})
-                    lines[name] = dict(zip(rule.columns, rule.read(group, state), strict=True))
-                    states[name] = {e: v.detach().clone() if isinstance(v, Tensor) else v for e, v in state.items()}
-        return _Before(weights, states, lines)
+                    if parameter.grad is not None:
+                        lines[name] = dict(zip(rule.columns, rule.read(group, state), strict=True))
+                        states[name] = {e: v.detach().clone() if isinstance(v, Tensor) else v for e, v in state.items()}
+        self._states.append(_Before(weights, states, lines))
 
 
 class _Followed:
     """Takes adjoints back through one step."""
 
-    def __init__(self, recipe: Recipe, training: Training) -> None:
-        self._recipe, self._training = recipe, training
+    def __init__(self, recipe: Recipe, training: Training, around: float) -> None:
+        self._recipe, self._training, self._around = recipe, training, around
+        self._frozen = {name for name, parameter in training.model.named_parameters() if not parameter.requires_grad}
         self._rules: dict[str, Rule] = {}
         names = {id(parameter): name for name, parameter in training.model.named_parameters()}
         for optimizer in training.optimizers:
             rule = registered_rule(optimizer)
             check_followed(type(optimizer).__name__, rule)
             self._rules |= {names[id(p)]: rule for group in optimizer.param_groups for p in group["params"]}
-        model = deepcopy(training.model).train()
+        model = fuse_recurrent(deepcopy(training.model)).train()
         replace_all_batch_norm_modules_(model)  # running means are in no loss
         self._losses = _Losses(model, recipe)
 
     def beginning(self, outputs: Outputs) -> tuple[Tensor, dict[str, StateAdjoint]]:
         """Return the outputs of the trained model, and their gradients."""
-        model = deepcopy(self._training.model).eval()
+        model = fuse_recurrent(deepcopy(self._training.model)).eval()
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         buffers = dict(model.named_buffers())
         wrapped = _Outputs(model, outputs)
@@ -192,7 +198,7 @@ class _Followed:
             result: Tensor = functional_call(wrapped, inside, ())
             return result
 
-        gradients = jacrev(of, chunk_size=64)(weights)
+        gradients = jacrev(of, chunk_size=_TOGETHER)(weights)
         return of(weights).detach().double(), {name: StateAdjoint.of(gradients[name]) for name in self._rules}
 
     def back(
@@ -200,43 +206,48 @@ class _Followed:
     ) -> tuple[dict[str, StateAdjoint], Tensor]:
         """Return adjoints before a step, and the influence of its examples: (tests, batch)."""
         numbers = torch.get_rng_state()  # as they are when the batch is made
-        weights = self._weights(batch)
+        weigh = self._recipe.weigh
+        weights = torch.ones(len(batch)) if weigh is None else weigh(batch.content)
+        free = {name: weight for name, weight in before.weights.items() if name not in self._frozen}
 
         def losses(parameters: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-            of_examples = self._losses.of(parameters, batch)
+            of_examples = self._losses.of({**before.weights, **parameters}, batch)
             return (weights.to(of_examples) * of_examples).sum(), of_examples
 
         gradient = grad(losses, has_aux=True)
-        gradients, _ = gradient(before.weights)
+        stepped, of_gradients = self._step_back(before, gradient(free)[0], after)
+        tests = len(next(iter(after.values())).weight)
+        tangents = {
+            name: of_gradients[name] if name in of_gradients else weight.new_zeros(tests, *weight.shape)
+            for name, weight in free.items()
+        }
+        torch.set_rng_state(numbers)
+        push = vmap(lambda tangent: jvp(gradient, (free,), (tangent,))[1], randomness="same", chunk_size=_TOGETHER)
+        curved, influence = push(tangents)
+        for name, adjoint in stepped.items():
+            if name in curved:
+                adjoint.weight = adjoint.weight + curved[name]
+        return stepped, influence.detach() * (weights / self._around).to(influence)
+
+    def _step_back(
+        self, before: _Before, gradients: dict[str, Tensor], after: dict[str, StateAdjoint]
+    ) -> tuple[dict[str, StateAdjoint], dict[str, Tensor]]:
+        """Return adjoints before a step, but for its losses, and those of its gradients."""
         clipped, limit = gradients, self._recipe.clip
         if limit is not None:
             norm = torch.stack([g.square().sum() for g in gradients.values()]).sum().sqrt()
             clipped = {name: g * (limit / (norm + 1e-6)).clamp(max=1.0) for name, g in gradients.items()}
         stepped = {
             name: step_back(
-                rule, before.lines[name], before.states[name], before.weights[name], clipped[name], after[name]
+                self._rules[name], line, before.states[name], before.weights[name], clipped[name], after[name]
             )
-            for name, rule in self._rules.items()
+            for name, line in before.lines.items()
         }
         of_gradients = {name: of_gradient for name, (_, of_gradient) in stepped.items()}
-        if limit is not None:
+        if limit is not None and of_gradients:
             of_gradients = clip_back(gradients, limit, of_gradients)
-        tangents = {
-            name: of_gradients.get(name, torch.zeros(len(next(iter(of_gradients.values()))), *weight.shape).to(weight))
-            for name, weight in before.weights.items()
-        }
-        torch.set_rng_state(numbers)
-        push = vmap(lambda tangent: jvp(gradient, (before.weights,), (tangent,))[1], randomness="same")
-        curved, influence = push(tangents)
-        adjoints = {
-            name: StateAdjoint(adjoint.weight + curved[name], adjoint.momentum, adjoint.square)
-            for name, (adjoint, _) in stepped.items()
-        }
-        return adjoints, influence.detach()
-
-    def _weights(self, batch: StepBatch) -> Tensor:
-        weigh = self._recipe.weigh
-        return torch.ones(len(batch)) if weigh is None else weigh(batch.content)
+        adjoints = {name: stepped[name][0] if name in stepped else replace(after[name]) for name in after}
+        return adjoints, of_gradients
 
 
 class _Losses(nn.Module):

@@ -20,12 +20,15 @@ of g q^T with slots are exact, those of slots with slots go through some hundred
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dualform.algebra import Step
 from dualform.dual.coefficients import rule_of
+from dualform.dual.rebuilt import sharing
 from dualform.errors import QueryError, listing
 from dualform.influence.moments import Features, Moments, is_followed, key_rows, second_moments
 from dualform.influence.visits import Visits
@@ -35,6 +38,7 @@ from dualform.slots import Block, View
 from dualform.store import Layer
 
 FEATURES = 512  # of a layer
+_PRODUCTS = 1 << 23  # of slots and queries, made at once
 _TINY = 1e-30
 _ROUNDING = 1e-2  # of the sum of a row's sizes, that its sum may be off
 _ROUNDED = 1e-5  # what rounding leaves of a probability
@@ -62,25 +66,23 @@ class Estimate:
 def estimate(view: View, asked: Mapping[str, Asked], visits: Visits, tests: int, progress: Progress) -> Estimate:
     """Estimate the influence of all visits on the outputs of some tests."""
     left_out = [name for name in asked if rule_of(view.run, view.run.layers[name]).matrices]
-    names, notes = [name for name in asked if name not in left_out], list[str]()
+    names, output = [name for name in asked if name not in left_out], str(visits.layer)
     if not names:
-        raise QueryError("all layers were trained by Muon, whose steps are not followed back: use method='exact'")
-    if left_out:
-        notes.append(f"without {listing(left_out)}, which Muon has trained: its steps are not followed back")
-    output = visits.layer or names[-1]
-    why_not = why_no_curvature(view, output)
+        raise QueryError(
+            "all layers were trained by Muon, whose steps are not followed back: nor are they by method='exact'; "
+            "memory.retrain is what is left"
+        )
+    why_not = f"layer {output!r} was trained by Muon" if output in left_out else why_no_curvature(view, output)
     moments = second_moments(view, [name for name in names if is_followed(view.run.layers[name])])
     layers = {name: _FollowedLayer(view.run.layers[name], asked[name], moments.get(name), tests) for name in names}
-    direct_only = [name for name, layer in layers.items() if layer.features is None]
-    if direct_only and why_not is None:
-        notes.append(f"corrections by later steps are not followed through {listing(direct_only)}")
+    notes = _notes(view, names, left_out, [name for name in names if name not in moments])
     whitened = torch.zeros(tests, len(visits))
     adjoint = torch.zeros(tests, len(visits))
-    for number, steps in walk_back(view, names):
-        of_step = visits.of_step(number)
+    for numbers, steps in walk_back(view, names):
+        of_step = visits.of(numbers)
         count = of_step.stop - of_step.start
         for name, layer in layers.items():
-            places = torch.from_numpy(visits.places(number, steps[name].blocks))
+            places = torch.from_numpy(visits.places(numbers, steps[name].blocks))
             white, corrected = layer.take(steps[name], places, count)
             whitened[:, of_step] += white
             adjoint[:, of_step] += corrected
@@ -88,11 +90,28 @@ def estimate(view: View, asked: Mapping[str, Asked], visits: Visits, tests: int,
             curved = curvature(steps[output].blocks) * adjoint[:, of_step]  # (tests, visits of the step)
             for layer in layers.values():
                 layer.correct(curved)
-        progress(view.selection.until - number, view.selection.until)
+        progress(view.selection.until - numbers.start, view.selection.until)
     if why_not is not None:
         notes.append(f"by whitened contributions alone, whose unit is none of the output's: {why_not}")
         return Estimate(whitened, notes)
     return Estimate(_averaged(adjoint, whitened, visits), notes)
+
+
+def _notes(view: View, names: Sequence[str], left_out: Sequence[str], plain: Sequence[str]) -> list[str]:
+    """Return what an estimate leaves out."""
+    layers, notes = {name: view.run.layers[name] for name in names}, []
+    if left_out:
+        notes.append(f"without {listing(left_out)}, which Muon has trained: its steps are not followed back")
+    if plain:
+        notes.append(f"what went through {listing(plain)} counts as it was added, neither whitened nor corrected")
+    tied = [name for name, layer in layers.items() if len(sharing(view.run.manifest, layer)) > 1]
+    if tied:
+        notes.append(f"of weights that {listing(tied)} share, each layer's slots are followed through that layer alone")
+    lines = {name: [view.run.ledger(use.parameter.name) for use in layer.trained] for name, layer in layers.items()}
+    unlike = [name for name, own in lines.items() if not all(map(partial(np.array_equal, own[0]), own))]
+    if unlike:
+        notes.append(f"parameters of {listing(unlike)} had options of their own: all are followed by the first one's")
+    return notes
 
 
 class _FollowedLayer:
@@ -101,17 +120,27 @@ class _FollowedLayer:
     def __init__(self, layer: Layer, asked: Asked, moments: Moments | None, tests: int) -> None:
         self._layer, self._tests = layer, tests
         self._directions, self._owners = asked.directions.float(), asked.owners
-        self._queries, self._white = asked.queries.float(), asked.queries.float()
+        self._pairs = [paired_with(use, asked.queries.double()) for use in layer.trained]
         self.features: Features | None = None
         self._own, self._others = _Recursion(torch.ones(())), _Recursion(torch.zeros(()))
         self._made: list[tuple[Tensor, Tensor]] = []  # features of the slots of this step, and whose they are
         if moments is not None:
-            pairs = [paired_with(use, asked.queries.double()) for use in layer.trained]
-            self._queries = torch.cat(pairs, dim=1).float()
-            self._white = moments.whitened(torch.cat(pairs, dim=1)).float()
+            queries = self._summed_up(torch.cat(self._pairs, dim=1))
+            self._queries, self._white = queries.float(), moments.whitened(queries).float()
             self.features = moments.features(FEATURES)
-            count = 0 if self.features is None else len(self.features.row)
-            self._others = _Recursion(torch.zeros(count, tests))
+            self._others = _Recursion(torch.zeros(len(self.features.row), tests))
+        self._one_each = torch.equal(self._owners, torch.arange(tests))
+
+    def _summed_up(self, queries: Tensor) -> Tensor:
+        """Return queries; of a test with more of them than the layer has outputs, one for each output instead."""
+        d_out = self._directions.shape[1]
+        if len(queries) <= self._tests * d_out:
+            return queries
+        own = [self._owners == test for test in range(self._tests)]
+        maps = torch.stack([self._directions[of_test].double().mT @ queries[of_test] for of_test in own])
+        self._directions = torch.eye(d_out).repeat(self._tests, 1)
+        self._owners = torch.arange(self._tests).repeat_interleave(d_out)
+        return maps.flatten(0, 1)  # (tests x d_out, width)
 
     def take(self, of: LayerStep, places: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Follow one step back; return what each visit of it has, whitened and followed: (tests, visits)."""
@@ -133,26 +162,35 @@ class _FollowedLayer:
         self, of: LayerStep, block: Block, index: Tensor, others: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | float]:
         """Return products with whitened and plain queries, and with what other slots have left: (slots, tests)."""
-        values = block.values.float()
         factor = torch.from_numpy(block.factors(self._layer.trained[0])).float()[:, None]
+        values = block.values.float()
+        scaled = (values if of.by_row is None else values * of.by_row.float()) * factor
         if self.features is None:
-            near = sum(
-                block.keys.of(use).contributions(values, paired_with(use, self._queries), self._directions)
-                for use in self._layer.trained
-            )
-            near = self._by_test(torch.as_tensor(near) * factor)
+            near = self._near(of, block, scaled)
             return near, near, 0.0
         keys = key_rows(self._layer, block)
-        scaled_keys = keys if of.columns is None else keys * of.columns.float()
-        scaled = (values if of.rows is None else values * of.rows.float()) * factor
-        along = scaled @ self._directions.mT  # (slots, queries)
-        white = self._by_test(along * (scaled_keys @ self._white.mT))
-        near = self._by_test(along * (scaled_keys @ self._queries.mT))
-        made = self.features.of(keys, values)
-        self._made.append((made, index))
-        plain = of.rows is None and of.columns is None
-        corrected = (made * factor if plain else self.features.of(scaled_keys, scaled)) @ others
-        return white, near, corrected
+        scaled_keys = keys if of.by_key is None else keys * of.by_key.float()
+        size = max(1, _PRODUCTS // len(self._queries))
+        parts = [
+            (self._by_test(along * (of_keys @ self._white.mT)), self._by_test(along * (of_keys @ self._queries.mT)))
+            for of_values, of_keys in zip(scaled.split(size), scaled_keys.split(size), strict=True)
+            for along in [of_values @ self._directions.mT]  # (slots, queries)
+        ]
+        white, near = (torch.cat(which) for which in zip(*parts, strict=True))
+        self._made.append((self.features.of(keys, values), index))
+        return white, near, self.features.of(scaled_keys, scaled) @ others
+
+    def _near(self, of: LayerStep, block: Block, scaled: Tensor) -> Tensor:
+        """Return products with plain queries, of keys that are no rows of numbers or come in groups: (slots, tests)."""
+        near = torch.zeros(len(block), len(self._owners))
+        first = 0
+        for use, queries in zip(self._layer.trained, self._pairs, strict=True):
+            own = queries.float()
+            if of.by_key is not None:
+                own = own * of.by_key[first : first + use.width].float().repeat(use.groups)
+            first += use.width
+            near += block.keys.of(use).contributions(scaled, own, self._directions)
+        return self._by_test(near)
 
     def correct(self, curved: Tensor) -> None:
         """Take up the slots of this step, given what the curvature makes of each visit: (tests, visits)."""
@@ -161,7 +199,7 @@ class _FollowedLayer:
 
     def _by_test(self, by_query: Tensor) -> Tensor:
         """Sum up (slots, queries) over the queries of each test."""
-        if by_query.shape[1] == self._tests and bool((self._owners == torch.arange(self._tests)).all()):
+        if self._one_each:
             return by_query
         return by_query.new_zeros(len(by_query), self._tests).index_add_(1, self._owners, by_query)
 

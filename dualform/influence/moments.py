@@ -15,32 +15,29 @@ from torch import Tensor
 
 from dualform.dual.coefficients import rule_of
 from dualform.slots import Block, View
-from dualform.store import Layer, Use
+from dualform.store import Layer
 
 EPS = 0.3  # of the mean eigenvalue, added to all: directions that keys hardly have are not magnified without end
 _SAMPLED_SLOTS = 20_000
+_WIDEST = 4096  # of a layer whose moments are taken: their eigenvectors take its cube
 
 
 @dataclass(frozen=True)
 class Moments:
     """Means over slots of x x^T, with the key 1 of a bias in it, and of e e^T."""
 
-    keys: Tensor  # (width, width); of one-hot keys their diagonal: (width,)
+    keys: Tensor  # (width, width)
     errors: Tensor  # (d_out, d_out)
 
     def whitened(self, queries: Tensor) -> Tensor:
         """Return queries (n, width) times the inverse of the keys' moment, which is never quite singular."""
-        if self.keys.dim() == 1:
-            return queries / (self.keys + EPS * self.keys.mean())
         width = len(self.keys)
         damped = self.keys + EPS * self.keys.trace() / width * torch.eye(width, dtype=self.keys.dtype)
         whitened: Tensor = torch.linalg.solve(damped, queries.mT.to(damped.dtype)).mT
         return whitened
 
-    def features(self, count: int) -> "Features | None":
-        """Return so many features of a slot; None for one-hot keys."""
-        if self.keys.dim() == 1:
-            return None
+    def features(self, count: int) -> "Features":
+        """Return so many features of a slot."""
         of_errors, errors = torch.linalg.eigh(self.errors)
         of_keys, keys = torch.linalg.eigh(self.keys)
         products = torch.outer(of_errors.clamp(min=0), of_keys.clamp(min=0)).flatten()
@@ -74,37 +71,27 @@ def second_moments(view: View, names: Sequence[str]) -> Mapping[str, Moments]:
 def _of_layer(view: View, layer: Layer) -> Moments:
     rule_of(view.run, layer)  # raises where there are keys only
     slots = view.slots(layer.name)
-    chapters = [chapter for _, chapter in view.run.chapters if chapter.info.first_step < view.selection.until]
-    stride = max(1, len(slots) // _SAMPLED_SLOTS)  # steps
-    width = layer.d_in if layer.keys.index else sum(use.width for use in trained(layer))
-    keys: Tensor = torch.zeros(width if layer.keys.index else (width, width), dtype=torch.float64)
-    errors, count = torch.zeros(layer.d_out, layer.d_out, dtype=torch.float64), 0
-    for chapter in chapters:
-        for step, passes in slots.passes_of_all(chapter).items():
-            for block in (slots.block(rows) for rows in passes) if step % stride == 0 else ():
-                values = block.values.float()
+    stride = max(1, len(slots) // _SAMPLED_SLOTS)  # of the steps that it has slots of
+    width = sum(use.width for use in layer.trained)
+    keys, count = torch.zeros(width, width, dtype=torch.float64), 0
+    errors = torch.zeros(layer.d_out, layer.d_out, dtype=torch.float64)
+    for _, chapter in view.run.chapters:
+        for number, (step, passes) in enumerate(slots.passes_of_all(chapter).items()):
+            for block in map(slots.block, passes) if step < view.selection.until and number % stride == 0 else ():
+                values, rows = block.values.float(), key_rows(layer, block)
                 errors += values.mT @ values
-                if layer.keys.index:
-                    index = block.keys.pair(torch.arange(layer.d_in)[None].double())[0].long()
-                    keys += torch.bincount(index, minlength=layer.d_in)
-                else:
-                    rows = key_rows(layer, block)
-                    keys += rows.mT @ rows
+                keys += rows.mT @ rows
                 count += len(block)
     return Moments(keys / max(count, 1), errors / max(count, 1))
 
 
-def trained(layer: Layer) -> list[Use]:
-    """Return the trained uses of a layer, in order."""
-    return list(layer.trained)
-
-
 def key_rows(layer: Layer, block: Block) -> Tensor:
     """Return the keys of all trained uses side by side, the 1 of a bias among them: (slots, width)."""
-    parts = [block.keys.of(use).rows() for use in trained(layer)]
+    parts = [block.keys.of(use).rows() for use in layer.trained]
     return torch.cat([part.float() for part in parts if part is not None], dim=1)
 
 
 def is_followed(layer: Layer) -> bool:
-    """Return whether a layer's slots have features: keys are rows of numbers that all its outputs see."""
-    return not layer.keys.index and all(use.groups == 1 for use in layer.uses)
+    """Return whether a layer's slots have features: keys are rows of numbers that all its outputs see, not too many."""
+    narrow = max(layer.d_out, sum(use.width for use in layer.trained)) <= _WIDEST
+    return not layer.keys.index and all(use.groups == 1 for use in layer.uses) and narrow

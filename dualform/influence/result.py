@@ -19,6 +19,7 @@ from torch import Tensor
 from dualform.errors import NotRecorded, QueryError, UnknownName
 from dualform.influence.visits import Visits
 from dualform.slots import By, tag_names
+from dualform.slots.tag_values import TagValues
 from dualform.table import Table
 
 Array = NDArray[Any]
@@ -95,13 +96,15 @@ class Influence:
 
         Influence adds up over examples, as far as a first order goes: for many of them `memory.retrain` is the truth.
         """
+        if not isinstance(without, Mapping) or not without:
+            raise QueryError(f'without says which examples by their tags, such as {{"id": [3, 4]}}, not {without!r}')
         left_out = np.ones(len(self._visits), dtype=bool)
         for tag, wanted in without.items():
-            column, values = self._column(tag), wanted if isinstance(wanted, list | tuple | np.ndarray) else [wanted]
+            column, values = self._column(tag), np.atleast_1d(np.asarray(wanted))
             known = {*column.tolist()}
-            for value in values:
+            for value in values.tolist():
                 if value not in known:
-                    raise UnknownName(f"value of tag {tag!r}:", value, sorted(known, key=str))
+                    raise UnknownName(f"value of tag {tag!r}:", value, sorted(known - {None}))
             left_out &= np.isin(column, values)
         return self.outputs - self._scores[:, torch.from_numpy(left_out)].double().sum(dim=1)
 
@@ -128,15 +131,14 @@ class Influence:
 
     def _summed(self, tags: tuple[str, ...]) -> tuple[dict[str, Array], Tensor, Array, Array]:
         """Return the values of each group, sums over it (inputs, groups), its visits, and the first of them."""
-        number, groups = np.zeros(len(self._visits), dtype=np.int64), 1
+        number = np.zeros(len(self._visits), dtype=np.int64)
         for tag in tags:
-            values, place = np.unique(self._column(tag), return_inverse=True)
-            number = number * len(values) + place
-            number, groups = np.unique(number, return_inverse=True)[1], 0
+            column = self._column(tag)
+            known = TagValues(*_distinct(column))
+            number = np.unique(number * known.size + known.places(column), return_inverse=True)[1]
         first = np.unique(number, return_index=True)[1]
-        groups = len(first)
-        columns = {tag: self._column(tag)[first] for tag in tags} or {"group": np.full(groups, "all")}
-        return columns, self._by_number(number, groups), np.bincount(number, minlength=groups), first
+        columns = {tag: self._column(tag)[first] for tag in tags} or {"group": np.full(len(first), "all")}
+        return columns, self._by_number(number, len(first)), np.bincount(number, minlength=len(first)), first
 
     def _by_number(self, number: Array, groups: int) -> Tensor:
         sums = torch.zeros(len(self._scores), groups, dtype=torch.float64)
@@ -148,6 +150,14 @@ class Influence:
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(repr(self))}</pre>"
+
+
+def _distinct(column: Array) -> tuple[Array, bool]:
+    """Return the values of a tag, sorted, and whether some visits have none."""
+    if column.dtype != object:
+        return np.unique(column), False
+    values = [value for value in column.tolist() if value is not None]
+    return np.unique(np.array(values)), len(values) < len(column)
 
 
 def check_room(visits: int, inputs: int, max_bytes: int) -> None:

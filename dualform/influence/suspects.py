@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import NotRecorded, QueryError
+from dualform.influence.ask import check_view
 from dualform.influence.fast import why_no_curvature
 from dualform.influence.visits import Visits
 from dualform.slots import View
@@ -23,15 +24,8 @@ _BEGINNING = 0.25  # of the steps
 
 def suspects(view: View, k: int) -> Table:
     """Return the k most suspect examples: id, score, label, what the others suggest, and their probabilities."""
-    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise QueryError(f"k must be at least 1, a whole number, not {k!r}")
-    if not view.run.manifest.storage.values:
-        raise NotRecorded("suspects are told by values, and this run holds keys only")
-    if not view.run.steps:
-        raise NotRecorded("no step was recorded")
+    _check(view, k)
     layer, visits = softmax_layer(view)
-    if "id" not in view.run.tags:
-        raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
     classes, (number, first) = view.run.layers[layer].d_out, examples(visits)
     sums = torch.zeros(len(first), classes, dtype=torch.float64)  # of probabilities
     own = torch.zeros(len(first), classes, dtype=torch.float64)  # visits with each label
@@ -42,21 +36,22 @@ def suspects(view: View, k: int) -> Table:
             if not since <= step < view.selection.until:
                 continue
             errors = torch.cat([slots.block(rows).values.double() for rows in passes])
-            example = torch.from_numpy(number[visits.of_step(step)])
+            example = torch.from_numpy(number[visits.of(range(step, step + 1))])
             said, label = (rows[example >= 0] for rows in probabilities(errors))
             example = example[example >= 0]
             others = said.scatter(1, label[:, None], -1.0)
             margins.index_add_(0, example, others.amax(dim=1) - said.gather(1, label[:, None])[:, 0])
             counts.index_add_(0, example, torch.ones(len(example), dtype=torch.float64))
             sums.index_add_(0, example, said)
-            own.index_add_(0, example, torch.nn.functional.one_hot(label, classes).double())
+            own.index_put_((example, label), torch.ones(len(label), dtype=torch.float64), accumulate=True)
+            _check_single(example, label)
     seen = torch.nonzero(counts).flatten()
     score = margins[seen] / counts[seen]
     best = seen[score.argsort(descending=True, stable=True)[:k]]  # of equal ones the same, however many are asked for
-    label, mean = own[best].argmax(dim=1), sums[best] / counts[best, None]
+    label, mean, visit = own[best].argmax(dim=1), sums[best] / counts[best, None], first[best.numpy()]
     suggested = mean.scatter(1, label[:, None], -1.0).argmax(dim=1)
     columns = {
-        "id": visits.columns["id"][first[best.numpy()]],
+        "id": visits.columns["id"][visit],
         "score": (margins[best] / counts[best]).numpy(),
         "label": label.numpy(),
         "suggested": suggested.numpy(),
@@ -64,8 +59,27 @@ def suspects(view: View, k: int) -> Table:
         "suggested_probability": mean.gather(1, suggested[:, None])[:, 0].numpy(),
         "visits": counts[best].long().numpy(),
     }
-    tags = {tag: column[first[best.numpy()]] for tag, column in visits.columns.items() if tag not in columns}
+    tags = {tag: column[visit] for tag, column in visits.columns.items() if tag not in columns}
     return Table({**columns, **tags})
+
+
+def _check(view: View, k: int) -> None:
+    """Raise for a question that cannot be answered."""
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise QueryError(f"k must be at least 1, a whole number, not {k!r}")
+    if not view.run.manifest.storage.values:
+        raise NotRecorded("suspects are told by values, and this run holds keys only")
+    check_view(view)
+    if "id" not in view.run.tags:
+        raise NotRecorded("examples are told apart by their tag 'id': record with recorder.tag(id=...)")
+
+
+def _check_single(example: Tensor, label: Tensor) -> None:
+    """Raise if an example has several labels in one step, as a passage has of which each token is told."""
+    order = example.argsort()
+    same = example[order][1:] == example[order][:-1]
+    if bool((same & (label[order][1:] != label[order][:-1])).any()):
+        raise NotRecorded("suspects are examples with one label each; these have several at once, one for each token")
 
 
 def examples(visits: Visits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -91,6 +105,6 @@ def softmax_layer(view: View) -> tuple[str, Visits]:
     for name in reversed(view.run.layers):
         why_not = why_no_curvature(view, name)
         if why_not is None:
-            return name, Visits.of(view, name)
+            return name, Visits.of_layer(view, name)
         reasons.append(why_not)
     raise NotRecorded(f"what the model said of its training examples is not known: {reasons[0]}")

@@ -1,7 +1,7 @@
 """Number the visits of a training: each slot of the layer that computes the output is one, with its step and tags.
 
     visits = Visits.of(view, "2")
-    visits.places(block)            # which visit each slot of any layer belongs to: (slots,)
+    visits.places(3, blocks)        # which visit of step 3 each slot of any layer belongs to: (slots,)
 
 Slots of other layers belong to the same visits: one by one, where a layer has as many in a step, or by `id`, where it
 has more of each example, as a convolution has.
@@ -36,7 +36,7 @@ class Visits:
         self._bounds = np.searchsorted(steps, np.arange(until + 1))
 
     @classmethod
-    def of(cls, view: View, layer: str) -> "Visits":
+    def of_layer(cls, view: View, layer: str) -> "Visits":
         """Return the slots of a layer."""
         until = view.selection.until
         steps, columns = list[Array](), {tag: list[Array]() for tag in view.run.tags}
@@ -46,41 +46,44 @@ class Visits:
             for tag, parts in columns.items():
                 parts.append(shard.decoded(layer, tag))
         every = np.concatenate([np.empty(0, dtype=np.int64), *steps])
-        count = int(np.searchsorted(every, until))
-        known = {tag: np.concatenate(parts)[:count] for tag, parts in columns.items() if parts}
-        return cls(layer, until, every[:count], known)
+        order = np.argsort(every, kind="stable")  # of several processes, each has all steps
+        order = order[: np.searchsorted(every[order], until)]
+        known = {tag: np.concatenate(parts)[order] for tag, parts in columns.items() if parts}
+        return cls(layer, until, every[order], known)
 
     def __len__(self) -> int:
         return len(self.steps)
 
-    def of_step(self, step: int) -> slice:
-        """Return which visits are of a step."""
-        return slice(int(self._bounds[step]), int(self._bounds[step + 1]))
+    def of(self, steps: range) -> slice:
+        """Return which visits are of some steps, one after the other."""
+        return slice(int(self._bounds[steps.start]), int(self._bounds[steps.stop]))
 
-    def places(self, step: int, blocks: Sequence[Block]) -> Array:
-        """Return the place of each slot of a layer, in one step, among the visits of that step: (slots,)."""
-        visits, slots = self.of_step(step), sum(map(len, blocks))
+    def places(self, steps: range, blocks: Sequence[Block]) -> Array:
+        """Return the place of each slot of a layer, in some steps, among the visits of these steps: (slots,)."""
+        visits, slots, step = self.of(steps), sum(map(len, blocks)), steps.start
         count = visits.stop - visits.start
-        if slots == count:
-            return np.arange(slots)
+        if not slots:
+            return np.arange(0)
         if _ID not in self.columns:
+            if slots == count:
+                return np.arange(slots)
             raise QueryError(
                 f"step {step} has {count} visits and {slots} slots of another layer, and no tag {_ID!r} says whose "
                 "they are: record with recorder.tag(id=...)"
             )
         own = np.concatenate([block.tag(_ID) for block in blocks])
-        order, known = self._ids_of_step(step)
+        if slots == count and (own == self.columns[_ID][visits]).all():
+            return np.arange(slots)
+        known, first = np.unique(self.columns[_ID][visits], return_index=True)
         found = np.searchsorted(known, own)
         inside = np.minimum(found, max(len(known) - 1, 0))
         if not count or (known[inside] != own).any():
-            raise QueryError(f"step {step}: a layer has slots of examples that no visit of layer {self.layer!r} is of")
-        places: Array = order[inside]
+            raise QueryError(
+                f"step {step}: a layer has slots of examples that did not go through layer {self.layer!r}, so that the "
+                "errors at the output are not known: use method='exact', which follows any training"
+            )
+        places: Array = first[inside]
         return places
-
-    def _ids_of_step(self, step: int) -> tuple[Array, Array]:
-        ids = self.columns[_ID][self.of_step(step)]
-        known, first = np.unique(ids, return_index=True)
-        return first, known
 
     @cached_property
     def examples(self) -> tuple[Array, Array]:

@@ -1,9 +1,9 @@
 """Walk back through a training, step by step and all layers together: their slots, and what the optimiser did.
 
-    for number, layers in walk_back(view, names):
-        layers["fc"].blocks         # its slots in this step
+    for steps, layers in walk_back(view, names):        # several steps where several optimisers step in turn
+        layers["fc"].blocks         # its slots in these steps
         layers["fc"].step           # keep, carry, intake, ...: numbers
-        layers["fc"].rows, .columns # where the optimiser divides elementwise: what it multiplies by, nearly
+        layers["fc"].by_row, .by_key    # where the optimiser divides elementwise: what it multiplies by, nearly
 
 Adam's kin multiply each entry of a gradient by a number of its own. What follows is of rank one as long as these
 numbers are, so they are taken for a product of one factor a row and one a column: means, as Adafactor has them.
@@ -12,6 +12,7 @@ numbers are, so they are taken for a product of one factor a row and one a colum
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ from dualform.slots import Block, Selection, View
 from dualform.store import Layer
 from dualform.store.schema import ledger_tensor
 
-_TINY = 1e-200
+_TINY = 1e-100
 _MATRICES = ("alpha", "beta", "intake")  # of a Step, where an optimiser divides elementwise
 
 
@@ -36,22 +37,38 @@ class LayerStep:
     layer: Layer
     blocks: Sequence[Block]
     step: Step | None  # numbers; None: its weight was not stepped
-    rows: Tensor | None = None  # (d_out,): what the step multiplies the gradient by is rows x columns, nearly,
-    columns: Tensor | None = None  # (width of all trained uses,): and its numbers are what that is multiplied by
+    by_row: Tensor | None = None  # (d_out,): what the step multiplies the gradient by is by_row x by_key, nearly,
+    by_key: Tensor | None = None  # (width of all trained uses,): and its numbers are what that is multiplied by
 
 
-def walk_back(view: View, names: Sequence[str]) -> Iterator[tuple[int, Mapping[str, LayerStep]]]:
-    """Yield all steps of a view, the last one first."""
+def walk_back(view: View, names: Sequence[str]) -> Iterator[tuple[range, Mapping[str, LayerStep]]]:
+    """Yield all rounds of a view, the last one first: the steps in which each optimiser steps once."""
     walks = {name: _walk(view, view.run.layers[name]) for name in names}
-    for number in reversed(range(view.selection.until)):
-        yield number, {name: next(walk) for name, walk in walks.items()}
+    for steps in reversed(_rounds(view)):
+        taken = {name: [next(walk) for _ in steps] for name, walk in walks.items()}
+        yield steps, {name: next((one for one in own if one.step or one.blocks), own[0]) for name, own in taken.items()}
+
+
+def _rounds(view: View) -> list[range]:
+    """Return the steps of each round: one, unless there are several optimisers."""
+    run, until = view.run, view.selection.until
+    stepped = np.zeros((until, len(run.manifest.optimizers)), dtype=bool)
+    for parameter in run.parameters:
+        if parameter.optimizer is not None:
+            stepped[:, parameter.optimizer] |= run.ledger(parameter.name)[:until, 0] > 0
+    rounds, first = list[range](), 0
+    for step in range(1, until):
+        if (stepped[first:step].any(axis=0) & stepped[step]).any() or stepped.shape[1] == 1:
+            rounds.append(range(first, step))
+            first = step
+    return [*rounds, range(first, until)]
 
 
 def _walk(view: View, layer: Layer) -> Iterator[LayerStep]:
     rule = rule_of(view.run, layer)
     if rule.matrices:
         raise QueryError(f"layer {layer.name!r} was trained by Muon, whose steps are not followed back")
-    return _elementwise(view, layer, rule) if rule.elementwise else _linear(view, layer, rule)
+    return _replayed(view, layer, rule) if rule.moments else _linear(view, layer, rule)
 
 
 def _linear(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
@@ -66,7 +83,7 @@ def _linear(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
             yield LayerStep(layer, blocks, None if step is None else _numbers(step))
 
 
-def _elementwise(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
+def _replayed(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
     replay = Replay(view.run, sharing(view.run.manifest, layer), rule)
     selection, kind = Selection(view.selection.until), kind_of(layer)
     for replayed in replay.stream(replay.chapters(selection), selection):
@@ -87,6 +104,8 @@ def _elementwise(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
             continue
         first, *others = maps
         ratios = {name: float((maps[name] / maps[first].clamp(min=_TINY)).median()) for name in others}
+        # what decays goes through the gradient, and is divided as that is: all of it alike here
+        numbers = replace(numbers, decay=numbers.decay * float(maps[first].median()))
         yield LayerStep(layer, blocks, replace(numbers, **{first: 1.0}, **ratios), *_factors(maps[first]))
 
 
@@ -94,11 +113,13 @@ def _factors(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Return factors of rows and columns whose product is a matrix of what is divided by roots of mean squares.
 
     It is the squares that are factored: where there never was a gradient, what is divided by is next to nothing.
+    Nothing is left of a step without a learning rate, as the first one of a warm-up.
     """
     squares = torch.where(matrix > 0, matrix.clamp(min=_TINY) ** -2, 0.0)
     mean = squares.mean().clamp(min=_TINY)
     rows, columns = squares.mean(dim=1), squares.mean(dim=0) / mean
-    return rows.clamp(min=_TINY) ** -0.5, columns.clamp(min=_TINY) ** -0.5
+    by_row, by_key = (torch.where(one > 0, one.clamp(min=_TINY) ** -0.5, 0.0) for one in (rows, columns))
+    return by_row, by_key
 
 
 def _numbers(step: Step) -> Step:

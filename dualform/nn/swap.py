@@ -10,6 +10,7 @@ from dualform.nn.attention import MultiheadAttention
 from dualform.nn.cells import GRUCell, LSTMCell, RNNCell
 from dualform.nn.gru import GRU
 from dualform.nn.lstm import LSTM
+from dualform.nn.recurrent import Recurrent
 from dualform.nn.rnn import RNN
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -50,6 +51,18 @@ def unfuse(model: Model) -> Model:
     for encoder in model.modules():
         if isinstance(encoder, nn.TransformerEncoder) and any(map(_is_visible, encoder.modules())):
             encoder.use_nested_tensor = False
+    return model
+
+
+def fuse_recurrent(model: Model) -> Model:
+    """Turn dualform's recurrent modules in a model back into torch's, which can be differentiated twice.
+
+    One that drops out between its layers stays: torch's would draw other random numbers.
+    """
+    for module in model.modules():
+        fused = [of_type for of_type, visible in _VISIBLE.items() if type(module) is visible]
+        if fused and isinstance(module, Recurrent) and not module.dropout:
+            module.__class__ = fused[0]  # type: ignore[assignment]
     return model
 
 

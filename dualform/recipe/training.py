@@ -70,10 +70,6 @@ class Training:
         """Return what is handed on to the next step, as a snapshot has it."""
         return as_state(self._carried)
 
-    def prepare(self) -> None:
-        """Set the options of the optimisers to those of the step that comes next."""
-        self._schedule()
-
     def take_step(self, listener: Listener = Nobody()) -> Witness:  # noqa: B008
         """Take one step; return what tells whether it is the one that was taken before."""
         with RANDOM:

@@ -1,0 +1,494 @@
+"""method="fast" is what dense matrices in float64 make of the same training."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+import dualform
+from dualform.errors import NotRecorded, QueryError, UnknownName
+from dualform.influence.result import Influence
+from dualform.store import InMemory
+from tests.influence.dense import Reference, together
+from tests.influence.trainings import TESTS, recipe, trained
+
+BATCHES, SIZE, EXAMPLES, CLASSES = 7, 5, 12, 3
+_numbers = torch.Generator().manual_seed(0)
+INPUTS = torch.randn(EXAMPLES, 4, 5, generator=_numbers, dtype=torch.float64)
+LABELS = torch.randint(CLASSES, (EXAMPLES, 4), generator=_numbers)
+IDS = [torch.randperm(EXAMPLES, generator=_numbers)[:SIZE] for _ in range(BATCHES)]
+PROBES = torch.randn(3, 4, 5, generator=_numbers, dtype=torch.float64)
+Losses = Callable[[Tensor, Tensor], Tensor]
+
+
+class Mixed(nn.Module):
+    """What is said of each row depends on those before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(rows).cumsum(1).tanh())
+        return out
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
+
+
+def record(
+    model: nn.Module, optimizers: Any, inputs: Tensor = INPUTS[:, 0], labels: Tensor = LABELS[:, 0],
+    losses: Losses = F.cross_entropy, parts: int = 1, clip: float | None = None, **options: Any,
+) -> dualform.Memory:  # fmt: skip
+    """A plain loop."""
+    where, several = InMemory(), optimizers if isinstance(optimizers, list) else [optimizers]
+    tags = options.pop("tags", ("id", "label"))
+    with dualform.record(model, optimizers, where, **{"dtype": "float64", **options}) as recorder:
+        for ids in IDS:
+            for part in ids.chunk(parts):
+                known = {"id": part, "label": labels[part]}
+                recorder.tag(**{name: known[name] for name in tags})
+                out, wanted = model(inputs[part]), labels[part]
+                flat = (out.flatten(0, -2), wanted.flatten()) if out.dim() == 3 else (out, wanted)
+                (losses(*flat) * len(part) / len(ids)).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            for optimizer in several:
+                optimizer.step()
+                optimizer.zero_grad()
+    return dualform.load(where)
+
+
+def margin(logits: Tensor, classes: Tensor) -> Tensor:
+    chosen = F.one_hot(classes, logits.shape[1]).bool()
+    return logits[chosen] - logits.masked_fill(chosen, -torch.inf).logsumexp(1)
+
+
+def compare(influence: Influence, scores: Tensor, ids: Tensor) -> None:
+    """By example, and by step: of scores (tests, visits)."""
+    tests, examples = len(scores), torch.unique(ids)
+    of_ids = torch.stack([scores[:, ids == one].sum(1) for one in examples], dim=1)
+    of_steps = scores.view(tests, BATCHES, -1).sum(2)
+    assert influence.examples["id"].tolist() == examples.tolist() * tests
+    for table, expected in (influence.examples, of_ids), (influence.timeline(BATCHES), of_steps):
+        found = torch.from_numpy(table["total"]).view(tests, -1)
+        assert_close(found, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
+
+
+def check(make: Callable[[Any], torch.optim.Optimizer], clip: float = 1e9, parts: int = 1) -> None:
+    model, classes = mlp(), torch.tensor([0, 2, 1])
+    again = deepcopy(model)
+    memory = record(model, make(model.parameters()), parts=parts, clip=clip)
+    reference = Reference(again, make(again.parameters()), [(INPUTS[ids, 0], LABELS[ids, 0]) for ids in IDS], clip)
+    influence = memory.influence(model, PROBES[:, 0], classes)
+    scores = reference.scores(PROBES[:, 0], lambda logits: margin(logits, classes), 3)
+    assert not influence.notes
+    compare(influence, together(scores, torch.cat(IDS)), torch.cat(IDS))
+
+
+@given(
+    options=st.fixed_dictionaries({
+        "lr": st.sampled_from([0.1, 0.5]), "momentum": st.sampled_from([0.0, 0.5, 0.9]),
+        "weight_decay": st.sampled_from([0.0, 0.1]), "nesterov": st.booleans(),
+        "dampening": st.sampled_from([0.0, 0.3]), "maximize": st.booleans(),
+    }),
+    parts=st.sampled_from([1, 2]),
+    clip=st.sampled_from([1e9, 0.3]),
+)  # fmt: skip
+@settings(max_examples=8)
+def test_sgd(options: dict[str, Any], parts: int, clip: float) -> None:
+    options["nesterov"] = options["nesterov"] and options["momentum"] > 0
+    options["dampening"] = 0.0 if options["nesterov"] else options["dampening"]
+    check(lambda parameters: torch.optim.SGD(parameters, **options), clip, parts)
+
+
+@given(
+    optimizer=st.sampled_from([torch.optim.Adam, torch.optim.AdamW]),
+    options=st.fixed_dictionaries({
+        "betas": st.sampled_from([(0.0, 0.5), (0.9, 0.99)]), "eps": st.sampled_from([1e-8, 1e-3]),
+    }),
+)  # fmt: skip
+@settings(max_examples=6)
+def test_adam(optimizer: Any, options: dict[str, Any]) -> None:
+    decay = {"weight_decay": 0.1 if optimizer is torch.optim.AdamW else 0.0}
+    check(lambda parameters: optimizer(parameters, lr=0.02, **options, **decay))
+
+
+def test_decay_that_goes_through_the_gradient() -> None:
+    """Exactly, where all entries are divided by the same."""
+    check(lambda parameters: torch.optim.Adam(parameters, lr=30.0, eps=100.0, weight_decay=0.3))
+
+
+@pytest.mark.parametrize("row", [-1, 1])
+def test_rows_of_which_each_sees_those_before(row: int) -> None:
+    """Visits are tokens; of the outputs one token is asked about, to which all have added."""
+    torch.manual_seed(1)
+    model, classes = Mixed().double(), torch.tensor([0, 2, 1])
+    again = deepcopy(model)
+    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), INPUTS, LABELS)
+
+    class Flat(nn.Module):
+        def forward(self, rows: Tensor) -> Tensor:
+            out: Tensor = again(rows)
+            return out.flatten(0, 1)
+
+    flat = Flat()
+    flat.again = again
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.5)
+    reference = Reference(flat, optimizer, [(INPUTS[ids], LABELS[ids].flatten()) for ids in IDS])
+    influence = memory.influence(model, PROBES, classes, rows=row)
+    scores = reference.scores(PROBES, lambda logits: margin(logits.view(3, 4, -1)[:, row], classes), 3)
+    ids = torch.cat(IDS).repeat_interleave(4)
+    compare(influence, together(scores, ids), ids)
+    labels = LABELS[torch.cat(IDS)].flatten()
+    expected = torch.stack([together(scores, ids)[:, labels == label].sum(1) for label in range(CLASSES)], dim=1)
+    assert_close(torch.from_numpy(influence.total(by="label")["total"]).view(3, -1), expected, rtol=1e-3, atol=1e-3)
+    with pytest.raises(QueryError, match="say whose target it is, such as rows=-1"):
+        memory.influence(model, PROBES)
+
+
+SQUARES: Losses = lambda out, y: F.mse_loss(out, F.one_hot(y, CLASSES).double())  # noqa: E731
+LOSSES: dict[str, tuple[Losses, str]] = {
+    "mse": (SQUARES, "are not those of a softmax cross-entropy"),
+    "bce": (
+        lambda out, y: F.binary_cross_entropy_with_logits(out, F.one_hot(y, CLASSES).double()),
+        "are not those of a softmax cross-entropy",
+    ),
+    "sum": (lambda out, y: F.cross_entropy(out, y, reduction="sum"), "the loss is not a mean over the examples"),
+    "smoothed": (
+        lambda out, y: F.cross_entropy(4 * out, y, label_smoothing=0.7),
+        "are not those of a softmax cross-entropy",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_other_losses_are_estimated_by_whitened_contributions(name: str) -> None:
+    losses, reason = LOSSES[name]
+    model, classes = mlp(), torch.tensor([0, 2, 1])
+    again = deepcopy(model)
+    memory = record(model, _sgd(model, momentum=0.5), losses=losses)
+    batches = [(INPUTS[ids, 0], LABELS[ids, 0]) for ids in IDS]
+    reference = Reference(again, _sgd(again, momentum=0.5), batches, losses=losses)
+    influence = memory.influence(model, PROBES[:, 0], classes)
+    assert len(influence.notes) == 1
+    assert "by whitened contributions alone" in influence.notes[0]
+    assert reason in influence.notes[0]
+    white = reference.scores(PROBES[:, 0], lambda logits: margin(logits, classes), 3)[1]
+    compare(influence, white, torch.cat(IDS))
+    assert influence.notes[0] in repr(influence)
+    assert "<pre>" in influence._repr_html_()
+
+
+class Elementwise(nn.Module):
+    """One layer whose second moments are of rank one, so that nothing of it is an estimate."""
+
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.which = which
+        kinds: dict[str, Callable[[], nn.Module]] = {
+            "words": lambda: nn.Embedding(10, 1), "norm": lambda: nn.RMSNorm(5),
+            "grouped": lambda: nn.Conv1d(4, 4, 1, groups=4, bias=False),
+        }  # fmt: skip
+        self.layer = kinds[which]()
+        self.head = nn.Linear({"words": 5, "norm": 5, "grouped": 20}[which], CLASSES)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        inputs = {"words": lambda: (rows[:, 0].abs() * 4).long().clamp(max=9), "norm": lambda: rows[:, 0]}
+        out: Tensor = self.head(self.layer(inputs.get(self.which, lambda: rows)()).flatten(1))
+        return out
+
+
+@pytest.mark.parametrize("which", ["words", "norm", "grouped"])
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_what_is_neither_whitened_nor_corrected_counts_as_it_was_added(which: str, optimizer: Any) -> None:
+    torch.manual_seed(1)
+    model = Elementwise(which).double()
+    options = {"lr": 0.1} if optimizer is torch.optim.SGD else {"lr": 0.05, "betas": (0.0, 0.5)}
+    memory = record(model, optimizer(model.parameters(), **options), INPUTS, LABELS[:, 0], SQUARES, layers="layer")
+    influence = memory.influence(model, PROBES, 1, of="logit")
+    assert any("'layer' counts as it was added, neither whitened nor corrected" in note for note in influence.notes)
+    contribution = memory.attend(model, PROBES)["layer"].contribution(1).total(by="id")
+    added = torch.zeros(3, EXAMPLES, dtype=torch.float64)
+    owners = np.repeat(np.arange(3), max(1, (contribution["query"].max() + 1) // 3))
+    added.index_put_(
+        (torch.from_numpy(owners[contribution["query"]]), torch.from_numpy(contribution["id"]).long()),
+        torch.from_numpy(contribution["total"]), accumulate=True,
+    )  # fmt: skip
+    found = torch.from_numpy(influence.examples["total"]).view(3, -1)
+    assert_close(found, added[:, influence.examples["id"][: found.shape[1]]], rtol=1e-4, atol=1e-5)
+
+
+class TimeFirst(Mixed):
+    """The same, but that the slots of its first layer come in another order."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.second(self.first(rows.transpose(0, 1)).cumsum(0).tanh().transpose(0, 1))
+        return out
+
+
+def test_slots_in_another_order_are_told_by_their_ids() -> None:
+    found = []
+    for kind in (Mixed, TimeFirst):
+        torch.manual_seed(1)
+        model = kind().double()
+        memory = record(model, _sgd(model), INPUTS, LABELS, SQUARES)
+        found.append(memory.influence(model, PROBES, 1, rows=-1))
+    near(found[1], found[0], 1e-4)
+
+
+def ask(memory: dualform.Memory, model: nn.Module, **options: Any) -> Influence:
+    return memory.influence(model, PROBES[:, 0], torch.tensor([0, 2, 1]), **options)
+
+
+def near(found: Influence, expected: Influence, share: float) -> None:
+    """Of the size of what is expected."""
+    a, b = found.examples["total"], expected.examples["total"]
+    assert np.abs(a - b).max() <= share * np.abs(b).max()
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("float32", 1e-4), ("float16", 2e-2)])
+def test_precisions(dtype: str, share: float) -> None:
+    model = mlp()
+    whole = record(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    again = mlp()
+    near(ask(record(again, torch.optim.SGD(again.parameters(), lr=0.1), dtype=dtype), again), ask(whole, model), share)
+
+
+def test_a_training_in_half_precision() -> None:
+    whole, half = (trained(recipe("mlp", autocast=precision), keep="slots") for precision in (None, torch.bfloat16))
+    found, expected = (memory.influence(model, TESTS["flat"], 1) for memory, model in (half, whole))
+    near(found, expected, 0.05)
+
+
+def test_a_beginning_is_a_training_and_slots_that_are_made_again_are_slots() -> None:
+    of = recipe("mlp", "Adam", {"lr": 0.05})
+    stored, model = trained(of, keep="slots", dtype="float64")
+    made, _ = trained(of, keep="snapshots", dtype="float64")
+    short, half = trained(of, 3, keep="slots", dtype="float64")
+
+    def totals(memory: dualform.Memory, model: nn.Module) -> Any:
+        return memory.influence(model, TESTS["flat"], 1).total(by="visit")["total"]
+
+    np.testing.assert_allclose(totals(made, model), totals(stored, model), rtol=1e-4)
+    np.testing.assert_allclose(totals(stored.until(3), half), totals(short, half), rtol=1e-4)
+
+
+def test_sums_are_the_same_whatever_they_are_by() -> None:
+    model = mlp()
+    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
+    calls = list[tuple[int, int]]()
+    influence = ask(memory, model, progress=lambda step, steps: calls.append((step, steps)))
+    assert calls == [(step, BATCHES) for step in range(1, BATCHES + 1)]
+    whole = influence.total()["total"]
+    tables = [influence.total(by="label"), influence.total(by=("label", "id")), influence.examples, influence.top(99)]
+    for table in (*tables, *(influence.timeline(bins) for bins in (1, 3, BATCHES, 20))):
+        np.testing.assert_allclose(np.bincount(table["query"], table["total"]), whole, rtol=1e-9)
+    assert influence.total()["visits"].tolist() == [BATCHES * SIZE] * 3
+    assert influence.total(by="label")["visits"].sum() == 3 * BATCHES * SIZE
+    questions: list[dict[str, Any]] = [{"label": 1}, {"id": [3, 5, 6]}, {"label": (0, 2), "id": np.arange(6)}]
+    for without in (*questions, {"id": torch.tensor([7])}):
+        chosen = influence.total(by=("id", "label"))
+        mask = np.ones(len(chosen), dtype=bool)
+        for tag, values in without.items():
+            mask &= np.isin(chosen[tag], values)
+        expected = influence.outputs.numpy() - np.bincount(chosen["query"], chosen["total"] * mask)
+        np.testing.assert_allclose(influence.of(without=without).numpy(), expected, rtol=1e-9)
+
+
+def test_the_best_and_the_worst_with_their_tags() -> None:
+    model = mlp()
+    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3))
+    influence = ask(memory, model)
+    totals, count = influence.examples["total"].reshape(3, -1), len({*torch.cat(IDS).tolist()})
+    ids = influence.examples["id"][:count]
+    cases: list[tuple[dict[str, Any], Any]] = [
+        ({}, totals), ({"against": True}, -totals), ({"absolute": True}, np.abs(totals)),
+    ]  # fmt: skip
+    for options, key in cases:
+        top = influence.top(4, **options)
+        order = np.argsort(-key, axis=1)[:, :4]
+        assert top["id"].reshape(3, 4).tolist() == ids[order].tolist()
+        np.testing.assert_allclose(top["total"].reshape(3, 4), np.take_along_axis(totals, order, 1))
+        assert top["label"].tolist() == LABELS[top["id"], 0].tolist()
+        assert top["visits"].tolist() == [int((torch.cat(IDS) == one).sum()) for one in top["id"].tolist()]
+    assert influence.top(2, per="label")["visits"].sum() == sum(
+        int((LABELS[torch.cat(IDS), 0] == label).sum()) for label in influence.top(2, per="label")["label"]
+    )
+
+
+def test_probabilities_change_to_first_order() -> None:
+    """As much as a small step along the output changes that of the target."""
+    model = mlp()
+    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3))
+    small, by_measure = 1e-6, {of: ask(memory, model, of=of) for of in ("margin", "loss", "logit")}
+    p = model(PROBES[:, 0]).softmax(1)[torch.arange(3), torch.tensor([0, 2, 1])].detach().numpy()
+    chances: dict[str, Any] = {"margin": lambda out: 1 / (1 + np.exp(-out)), "loss": lambda out: np.exp(-out)}
+    for of, chance in chances.items():
+        influence = by_measure[of]
+        np.testing.assert_allclose(chance(influence.outputs.numpy()), p)
+        top = influence.top(5)
+        outputs = influence.outputs.numpy()[top["query"]]
+        slope = (chance(outputs + small) - chance(outputs - small)) / (2 * small)
+        np.testing.assert_allclose(top["probability"], slope * top["total"], rtol=1e-6)
+    assert "probability" not in by_measure["logit"].top(5).columns
+
+
+def test_what_muon_has_trained_is_left_out_and_said() -> None:
+    model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)).double()
+
+    def muon(part: nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.Muon(part.parameters(), lr=0.05)
+
+    memory = record(model, [muon(model[0]), _sgd(model[2])])
+    influence = ask(memory, model)
+    assert influence.notes == ["without '0', which Muon has trained: its steps are not followed back"]
+    other = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)).double()
+    notes = " ".join(ask(record(other, [_sgd(other[0]), muon(other[2])]), other).notes)
+    assert "without '2'" in notes
+    assert "layer '2' was trained by Muon" in notes
+    last = nn.Sequential(nn.Linear(5, CLASSES, bias=False)).double()
+    with pytest.raises(QueryError, match="all layers were trained by Muon"):
+        ask(record(last, muon(last)), last)
+
+
+def _sgd(part: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(part.parameters(), **{"lr": 0.2, **options})
+
+
+def test_two_optimisers_are_followed_each_by_its_own_steps() -> None:
+    """Of layers one of which learns nothing, influence is that through the other."""
+    model = mlp()
+    both = record(model, [_sgd(model[0], momentum=0.9), torch.optim.Adam(model[2].parameters(), lr=0.0)])
+    again = mlp()
+    one = record(again, [_sgd(again[0], momentum=0.9), _sgd(again[2], lr=0.0)])
+    near(ask(both, model), ask(one, again), 1e-5)
+    assert not ask(both, model).notes
+
+
+def test_options_and_weights_that_are_not_followed_are_said() -> None:
+    model = mlp()
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in model.parameters() if p.dim() == 2], "weight_decay": 0.1}, {"params": biases},
+    ]  # fmt: skip
+    notes = ask(record(model, torch.optim.SGD(groups, lr=0.1)), model).notes
+    assert notes == ["parameters of '0', '2' had options of their own: all are followed by the first one's"]
+    tied = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
+    tied[2].weight = tied[0].weight
+    notes = ask(record(tied, _sgd(tied)), tied).notes
+    assert notes == ["of weights that '0', '2' share, each layer's slots are followed through that layer alone"]
+
+
+def test_without_ids_there_are_visits_and_other_tags() -> None:
+    model = mlp()
+    influence = ask(record(model, _sgd(model), tags=("label",)), model)
+    assert influence.total(by="label")["visits"].sum() == 3 * BATCHES * SIZE
+    assert influence.top(1, per="label").columns[:2] == ["query", "total"]
+    with pytest.raises(UnknownName, match="no tag 'id'; choose from 'label'"):
+        influence.top(1)
+    conv = nn.Sequential(nn.Conv1d(4, 2, 2), nn.Flatten(), nn.Linear(8, CLASSES)).double()
+    memory = record(conv, _sgd(conv), INPUTS, LABELS[:, 0], tags=("label",))
+    with pytest.raises(QueryError, match="no tag 'id' says whose they are"):
+        memory.influence(conv, PROBES)
+
+
+def test_a_convolution_is_the_linear_layer_of_its_patches() -> None:
+    """Which has several rows of each example, and so told by ids: in any order of them."""
+    torch.manual_seed(1)
+    conv = nn.Sequential(nn.Conv1d(4, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, CLASSES)).double()
+
+    class Patches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.map, self.head = nn.Linear(8, 2), nn.Linear(8, CLASSES)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            patches = rows.unfold(2, 2, 1).transpose(1, 2).flatten(2)  # (batch, places, channels x 2)
+            out: Tensor = self.head(self.map(patches).tanh().mT.flatten(1))
+            return out
+
+    patches = Patches().double()
+    patches.map.load_state_dict({"weight": conv[0].get_parameter("weight").flatten(1), "bias": conv[0].bias})
+    patches.head.load_state_dict(conv[3].state_dict())
+    sgd = {"lr": 0.3, "momentum": 0.5}
+    memory = record(conv, _sgd(conv, **sgd), INPUTS, LABELS[:, 0])
+    reference = Reference(patches, _sgd(patches, **sgd), [(INPUTS[ids], LABELS[ids, 0]) for ids in IDS])
+    classes = torch.tensor([0, 2, 1])
+    influence = memory.influence(conv, PROBES, classes)
+    scores = reference.scores(PROBES, lambda logits: margin(logits, classes), 3)
+    compare(influence, together(scores, torch.cat(IDS)), torch.cat(IDS))
+
+
+@pytest.mark.parametrize("of", ["margin", "logit", "loss"])
+def test_signs_are_those_of_retraining(of: str) -> None:
+    """Without the examples of a test's own class, what speaks for it is less, and the loss more."""
+    images, labels = TESTS["flat"], torch.arange(4) % 3
+    memory, model = trained(recipe("mlp", "SGD", {"lr": 0.5}), keep="slots")
+    influence = memory.influence(model, images, labels, of=of)
+    exact = memory.influence(model, images, labels, of=of, method="exact")
+    for label in range(3):
+        expected = memory.retrain(without={"label": label})
+        logits, own = expected(images), torch.arange(4)
+        loss = F.cross_entropy(logits, labels, reduction="none")
+        now = {"logit": logits[own, labels], "loss": loss, "margin": margin(logits, labels)}[of].detach()
+        for asked in (influence, exact):
+            change = asked.of(without={"label": label}) - asked.outputs
+            true = now - asked.outputs
+            large = true.abs() > 0.5 * true.abs().max()
+            assert (change.sign() == true.sign())[large].all()
+        assert torch.corrcoef(torch.stack([exact.of(without={"label": label}) - exact.outputs, true]))[0, 1] > 0.9
+
+
+def test_heads_that_take_turns_are_for_the_other_method() -> None:
+    memory, model = trained(recipe("heads"), keep="slots")
+    with pytest.raises(QueryError, match="did not go through layer 'first'.*use method='exact'"):
+        memory.influence(model, TESTS["flat"])
+
+
+def test_questions_that_make_no_sense() -> None:
+    model = mlp()
+    memory = record(model, _sgd(model))
+    for view in (memory.where(label=1), memory.without(id=3)):
+        with pytest.raises(QueryError, match="ask a memory without where or without"):
+            ask(view, model)
+    with pytest.raises(NotRecorded, match="no step was recorded"):
+        ask(memory.until(0), model)
+    with pytest.raises(NotRecorded, match="ask about fewer inputs at a time"):
+        ask(memory, model, max_bytes=100)
+    with pytest.raises(NotRecorded, match="holds keys only"):
+        ask(record(model, _sgd(model), values=False), model)
+    for method, question in ("exact", lambda: ask(memory, model, method="exact")), (
+        "calibrate", lambda: memory.calibrate(model, PROBES[:, 0]),
+    ):  # fmt: skip
+        with pytest.raises(NotRecorded, match=r"this run has no recipe.*Write the training as dualform.Recipe"):
+            question()
+        assert method
+    influence = ask(memory, model)
+    nonsense: list[Any] = [{}, None, 3, "label"]
+    for nothing in nonsense:
+        with pytest.raises(QueryError, match="without says which examples by their tags"):
+            influence.of(without=nothing)
+    with pytest.raises(UnknownName, match="no tag 'lable'; choose from 'id', 'label'"):
+        influence.of(without={"lable": 1})
+    with pytest.raises(UnknownName, match="no value of tag 'label': 9; choose from 0, 1, 2"):
+        influence.of(without={"label": [1, 9]})
+    for k in (0, True, 2.0):
+        with pytest.raises(QueryError, match="k must be at least 1"):
+            influence.top(k)  # type: ignore[arg-type]
+        with pytest.raises(QueryError, match="bins must be at least 1"):
+            influence.timeline(k)  # type: ignore[arg-type]
+    with pytest.raises(QueryError, match="by is a tag or a tuple of tags"):
+        influence.total(by=())
+    with pytest.raises(UnknownName, match="no tag 'day'"):
+        influence.total(by=("label", "day"))
