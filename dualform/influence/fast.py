@@ -91,6 +91,9 @@ def estimate(view: View, asked: Mapping[str, Asked], visits: Visits, tests: int,
             for layer in layers.values():
                 layer.correct(curved)
         progress(view.selection.until - numbers.start, view.selection.until)
+    shared = [name for name, layer in layers.items() if layer.shared]
+    if shared:
+        notes.append(f"slots of {listing(shared)} that belong to no single example are in nobody's influence")
     if why_not is not None:
         notes.append(f"by whitened contributions alone, whose unit is none of the output's: {why_not}")
         return Estimate(whitened, notes)
@@ -129,6 +132,7 @@ class _FollowedLayer:
             self._queries, self._white = queries.float(), moments.whitened(queries).float()
             self.features = moments.features(FEATURES)
             self._others = _Recursion(torch.zeros(len(self.features.row), tests))
+        self.shared = False  # whether some slots belong to no single example
         self._one_each = torch.equal(self._owners, torch.arange(tests))
 
     def _summed_up(self, queries: Tensor) -> Tensor:
@@ -154,8 +158,10 @@ class _FollowedLayer:
             index = places[first : first + len(block)]
             first += len(block)
             white, near, corrected = self._products(of, block, index, others)
-            whitened.index_add_(1, index, (own * white).mT)
-            followed.index_add_(1, index, (own * near + corrected).mT)
+            of_one = index >= 0
+            self.shared |= not bool(of_one.all())
+            whitened.index_add_(1, index[of_one], (own * white)[of_one].mT)
+            followed.index_add_(1, index[of_one], (own * near + corrected)[of_one].mT)
         return whitened, followed
 
     def _products(
@@ -195,7 +201,8 @@ class _FollowedLayer:
     def correct(self, curved: Tensor) -> None:
         """Take up the slots of this step, given what the curvature makes of each visit: (tests, visits)."""
         for made, index in self._made:
-            self._others.weight += made.mT @ curved[:, index].mT
+            of_one = index >= 0
+            self._others.weight += made[of_one].mT @ curved[:, index[of_one]].mT
 
     def _by_test(self, by_query: Tensor) -> Tensor:
         """Sum up (slots, queries) over the queries of each test."""
@@ -222,12 +229,22 @@ class _Recursion:
 def curvature(blocks: Sequence[Block]) -> Tensor:
     """Return n F of each visit of a step: the curvature of its loss along its error, as the step counts it."""
     errors = torch.cat([block.values.double() for block in blocks])
-    u = errors * len(errors)
+    u = softmax_errors(errors)
     p = u.clone()
     p[torch.arange(len(u)), u.argmin(dim=1)] += 1
     p = p.clamp(min=0)
     curved = (p * u.square()).sum(dim=1) - (p * u).sum(dim=1).square()
-    return (len(errors) * curved / u.square().sum(dim=1).square().clamp(min=_TINY)).float()
+    return (_counted(errors) * curved / u.square().sum(dim=1).square().clamp(min=_TINY)).float()
+
+
+def softmax_errors(errors: Tensor) -> Tensor:
+    """Return p - y of each row of a step, whose loss is their mean."""
+    return errors * _counted(errors)
+
+
+def _counted(errors: Tensor) -> int:
+    """Return over how many rows a step's loss is a mean: those that were left out of it have no error at all."""
+    return int(errors.any(dim=1).sum())
 
 
 def why_no_curvature(view: View, layer: str) -> str | None:
@@ -237,8 +254,9 @@ def why_no_curvature(view: View, layer: str) -> str | None:
         return f"layer {layer!r} has a single output, so that the loss is no cross-entropy"
     for _, chapter in (view.run.chapters[0], view.run.chapters[-1]):
         for passes in list(slots.passes_of_all(chapter).values())[:_LOOKED_AT]:
-            u = torch.cat([slots.block(rows).values.double() for rows in passes])
-            u = u * len(u)  # p - y, whose entries torch has rounded
+            u = softmax_errors(
+                torch.cat([slots.block(rows).values.double() for rows in passes])
+            )  # torch has rounded it
             slack = _ROUNDING * u.abs().sum(dim=1) + _ROUNDED
             if bool((u.sum(dim=1).abs() > slack).any()) or bool(((u < -slack[:, None]).sum(dim=1) > 1).any()):
                 return f"the errors of layer {layer!r} are not those of a softmax cross-entropy"
@@ -250,10 +268,12 @@ def why_no_curvature(view: View, layer: str) -> str | None:
 def _averaged(adjoint: Tensor, whitened: Tensor, visits: Visits) -> Tensor:
     """Return the mean of both, in the unit of the first: both have the same size over examples, test by test."""
     number, first = visits.examples
-    index = torch.from_numpy(number)
+    of_one = torch.from_numpy(np.flatnonzero(number >= 0))
+    index = torch.from_numpy(number)[of_one]
 
     def size(scores: Tensor) -> Tensor:
-        summed = torch.zeros(len(scores), len(first), dtype=torch.float64).index_add_(1, index, scores.double())
+        own = scores[:, of_one].double()
+        summed = torch.zeros(len(scores), len(first), dtype=torch.float64).index_add_(1, index, own)
         return summed.square().mean(dim=1, keepdim=True).sqrt()
 
     scale = size(adjoint) / size(whitened).clamp(min=_TINY)

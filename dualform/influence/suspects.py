@@ -7,14 +7,12 @@ it learnt from it once more. A label is suspect where, on average over the visit
 first quarter of the training is left out, in which the model knows little of anything.
 """
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from dualform.errors import NotRecorded, QueryError
 from dualform.influence.ask import check_view
-from dualform.influence.fast import why_no_curvature
+from dualform.influence.fast import softmax_errors, why_no_curvature
 from dualform.influence.visits import Visits
 from dualform.slots import View
 from dualform.table import Table
@@ -26,7 +24,7 @@ def suspects(view: View, k: int) -> Table:
     """Return the k most suspect examples: id, score, label, what the others suggest, and their probabilities."""
     _check(view, k)
     layer, visits = softmax_layer(view)
-    classes, (number, first) = view.run.layers[layer].d_out, examples(visits)
+    classes, (number, first) = view.run.layers[layer].d_out, visits.examples
     sums = torch.zeros(len(first), classes, dtype=torch.float64)  # of probabilities
     own = torch.zeros(len(first), classes, dtype=torch.float64)  # visits with each label
     margins, counts = torch.zeros(len(first), dtype=torch.float64), torch.zeros(len(first), dtype=torch.float64)
@@ -82,18 +80,9 @@ def _check_single(example: Tensor, label: Tensor) -> None:
         raise NotRecorded("suspects are examples with one label each; these have several at once, one for each token")
 
 
-def examples(visits: Visits) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of each visit's example, -1 where it is of no single one; and each example's first visit."""
-    ids = visits.columns["id"]
-    of_one = np.flatnonzero([value is not None for value in ids.tolist()])
-    number = np.full(len(ids), -1)
-    _, first, number[of_one] = np.unique(ids[of_one], return_index=True, return_inverse=True)
-    return number, of_one[first]
-
-
 def probabilities(errors: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the model said of the examples of a step, (visits, classes), and which label each has."""
-    u = errors * len(errors)
+    u = softmax_errors(errors)
     label = u.argmin(dim=1)
     said = u.scatter_add(1, label[:, None], torch.ones(len(u), 1, dtype=u.dtype))
     return said.clamp(0, 1), label

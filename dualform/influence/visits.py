@@ -1,6 +1,6 @@
 """Number the visits of a training: each slot of the layer that computes the output is one, with its step and tags.
 
-    visits = Visits.of(view, "2")
+    visits = Visits.of_layer(view, "2")
     visits.places(3, blocks)        # which visit of step 3 each slot of any layer belongs to: (slots,)
 
 Slots of other layers belong to the same visits: one by one, where a layer has as many in a step, or by `id`, where it
@@ -59,7 +59,10 @@ class Visits:
         return slice(int(self._bounds[steps.start]), int(self._bounds[steps.stop]))
 
     def places(self, steps: range, blocks: Sequence[Block]) -> Array:
-        """Return the place of each slot of a layer, in some steps, among the visits of these steps: (slots,)."""
+        """Return the place of each slot of a layer, in some steps, among the visits of these steps: (slots,).
+
+        -1: it belongs to no single example, as a row of a position table that all of a batch share.
+        """
         visits, slots, step = self.of(steps), sum(map(len, blocks)), steps.start
         count = visits.stop - visits.start
         if not slots:
@@ -74,21 +77,40 @@ class Visits:
         own = np.concatenate([block.tag(_ID) for block in blocks])
         if slots == count and (own == self.columns[_ID][visits]).all():
             return np.arange(slots)
-        known, first = np.unique(self.columns[_ID][visits], return_index=True)
-        found = np.searchsorted(known, own)
+        known, first = _first_of_each(self.columns[_ID][visits])
+        places, of_one = np.full(slots, -1), _of_one(own)
+        found = np.searchsorted(known, own[of_one])
         inside = np.minimum(found, max(len(known) - 1, 0))
-        if not count or (known[inside] != own).any():
+        if len(of_one) and (not count or (known[inside] != own[of_one]).any()):
             raise QueryError(
                 f"step {step}: a layer has slots of examples that did not go through layer {self.layer!r}, so that the "
                 "errors at the output are not known: use method='exact', which follows any training"
             )
-        places: Array = first[inside]
+        places[of_one] = first[inside]
         return places
 
     @cached_property
     def examples(self) -> tuple[Array, Array]:
-        """The number of each visit's example, and the first visit of each example; without ids, visits themselves."""
+        """The number of each visit's example, -1 where it is of no single one; and each example's first visit.
+
+        Without ids, visits themselves.
+        """
         if _ID not in self.columns:
             return np.arange(len(self)), np.arange(len(self))
-        _, first, number = np.unique(self.columns[_ID], return_index=True, return_inverse=True)
+        ids, number = self.columns[_ID], np.full(len(self), -1)
+        of_one = _of_one(ids)
+        known, first = _first_of_each(ids)
+        number[of_one] = np.searchsorted(known, ids[of_one])
         return number, first
+
+
+def _of_one(ids: Array) -> Array:
+    """Return which rows belong to a single example."""
+    return np.flatnonzero(ids != None) if ids.dtype == object else np.arange(len(ids))  # noqa: E711 (entry by entry)
+
+
+def _first_of_each(ids: Array) -> tuple[Array, Array]:
+    """Return the ids there are, sorted, and the first row of each."""
+    of_one = _of_one(ids)
+    known, first = np.unique(ids[of_one], return_index=True)
+    return known, of_one[first]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-EPS = 0.1
+EPS = 0.3
 
 
 class Layer:
@@ -61,9 +61,10 @@ class Reference:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
         self.factors.append((self.clip / (norm + 1e-6)).clamp(max=1))
         p = logits.detach().softmax(1)
-        u = p - F.one_hot(targets, p.shape[1])
+        counted = targets >= 0  # the others are left out of the mean
+        u = (p - F.one_hot(targets.clamp(min=0), p.shape[1])) * counted[:, None]
         curved = torch.stack([x @ (torch.diag(y) - torch.outer(y, y)) @ x for x, y in zip(u, p, strict=True)])
-        self.curvatures.append(len(p) * curved / u.square().sum(1) ** 2)
+        self.curvatures.append(torch.where(counted, counted.sum() * curved / u.square().sum(1) ** 2, 0.0))
         (group,) = self.optimizer.param_groups
         for layer in self.layers:
             fresh = not self.optimizer.state.get(layer.module.weight)

@@ -157,6 +157,45 @@ def test_rows_of_which_each_sees_those_before(row: int) -> None:
         memory.influence(model, PROBES)
 
 
+def test_rows_that_are_left_out_of_the_loss_are_not_counted() -> None:
+    """As padding is, by ignore_index: the loss is a mean over the others."""
+    model, classes = mlp(), torch.tensor([0, 2, 1])
+    labels = LABELS[:, 0].clone()
+    labels[[1, 5, 8]] = -100
+    again = deepcopy(model)
+    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5), labels=labels)
+    optimizer = torch.optim.SGD(again.parameters(), lr=0.5, momentum=0.5)
+    reference = Reference(again, optimizer, [(INPUTS[ids, 0], labels[ids]) for ids in IDS])
+    influence = memory.influence(model, PROBES[:, 0], classes)
+    assert not influence.notes
+    scores = reference.scores(PROBES[:, 0], lambda logits: margin(logits, classes), 3)
+    compare(influence, together(scores, torch.cat(IDS)), torch.cat(IDS))
+
+
+class Placed(Mixed):
+    """All inputs of a batch share the rows of a position table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places = nn.Embedding(4, 5)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows + self.places(torch.arange(4)))
+
+
+def test_slots_of_no_single_example_are_in_nobodys_influence() -> None:
+    found = []
+    for exclude in ([], ["places"]):
+        torch.manual_seed(1)
+        model = Placed().double()
+        memory = record(model, torch.optim.SGD(model.parameters(), lr=0.5), INPUTS, LABELS, exclude=exclude)
+        found.append(memory.influence(model, PROBES, torch.tensor([0, 2, 1]), rows=-1))
+    with_table, without = found
+    assert any("'places' that belong to no single example are in nobody's" in note for note in with_table.notes)
+    assert not any("single example" in note for note in without.notes)
+    np.testing.assert_array_equal(with_table.examples["total"], without.examples["total"])
+
+
 SQUARES: Losses = lambda out, y: F.mse_loss(out, F.one_hot(y, CLASSES).double())  # noqa: E731
 LOSSES: dict[str, tuple[Losses, str]] = {
     "mse": (SQUARES, "are not those of a softmax cross-entropy"),
