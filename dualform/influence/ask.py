@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dualform.attention.directions import Directions, Target, asked_outputs, chosen_classes, directions, measured
 from dualform.attention.input_rows import InputRows
 from dualform.attention.queries import as_queries, call, hooked, queries_of
-from dualform.errors import NotRecorded, QueryError, UnknownName
+from dualform.errors import NotRecorded, QueryError, UnknownName, listing
 from dualform.influence.exact import exact as followed
 from dualform.influence.fast import Asked, Progress, estimate
 from dualform.influence.result import Influence, check_room
@@ -61,10 +61,14 @@ def fast(view: View, model: nn.Module, inputs: Any, wanted: Wanted, by: Method) 
     if not view.run.manifest.storage.values:
         raise NotRecorded("influence needs values, and this run holds keys only")
     asked, towards = asked_of_layers(view, model, inputs, wanted)
+    shared = [name for name, own in asked.items() if not len(own.queries)]
+    asked = {name: own for name, own in asked.items() if name not in shared}
     visits = Visits.of_layer(view, list(asked)[-1])  # the layer that was called last computes the output
     check_room(len(visits), len(towards.classes), by.max_bytes)
     result = estimate(view, asked, visits, len(towards.classes), by.progress)
-    return Influence(towards.classes, wanted.of, towards.measures, "fast", result.notes, visits, result.scores)
+    notes = [f"without {listing(shared)}, whose rows belong to no single input"] if shared else []
+    notes += result.notes
+    return Influence(towards.classes, wanted.of, towards.measures, "fast", notes, visits, result.scores)
 
 
 def asked_of_layers(view: View, model: nn.Module, inputs: Any, wanted: Wanted) -> tuple[dict[str, Asked], Directions]:
