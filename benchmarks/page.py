@@ -35,9 +35,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def machine(results: Results) -> str:
     there = results["machine"]
+    threads = "1 thread" if there["threads"] == 1 else f"{there['threads']} threads"
     return (
         f"{there['processor']}, {there['cores']} cores ({there['instructions']}), {there['memory_gb']} GB, "
-        f"{there['system']}, Python {there['python']}, torch {there['torch']}, {there['threads']} threads."
+        f"{there['system']}, Python {there['python']}, torch {there['torch']}, {threads}."
     )
 
 
