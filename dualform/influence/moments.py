@@ -18,7 +18,7 @@ from dualform.slots import Block, View
 from dualform.store import Layer
 
 EPS = 0.3  # of the mean eigenvalue, added to all: directions that keys hardly have are not magnified without end
-_SAMPLED_SLOTS = 20_000
+_SAMPLED_SLOTS = 10_000
 _WIDEST = 4096  # of a layer whose moments are taken: their eigenvectors take its cube
 
 

@@ -104,8 +104,8 @@ def _replayed(view: View, layer: Layer, rule: Rule) -> Iterator[LayerStep]:
             continue
         first, *others = maps
         ratios = {name: float((maps[name] / maps[first].clamp(min=_TINY)).median()) for name in others}
-        # what decays goes through the gradient, and is divided as that is: all of it alike here
-        numbers = replace(numbers, decay=numbers.decay * float(maps[first].median()))
+        if numbers.decay:  # it goes through the gradient, and is divided as that is: all of it alike here
+            numbers = replace(numbers, decay=numbers.decay * float(maps[first].median()))
         yield LayerStep(layer, blocks, replace(numbers, **{first: 1.0}, **ratios), *_factors(maps[first]))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dualform.plots.heading import figure_with_heading
-from dualform.plots.style import FAINT, INK, LABEL, PANEL, PREDICTED, style_axes
+from dualform.plots.style import FAINT, INK, LABEL, PANEL, PREDICTED, axis_number, style_axes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,8 @@ def predicted_changes(
         correlations: the mean rank correlation of each method.
         drop: the share of examples that a training was without.
     """
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
     figure, body = figure_with_heading(
         2.6,
         "Does it predict what training without examples gives?",
@@ -43,6 +45,8 @@ def predicted_changes(
         ends = np.array([true.min(), true.max()])
         panel.plot(ends, ends, color=FAINT, linewidth=1)
         panel.set_title(f"{method}\nrank correlation {correlations[method]:.2f}", fontsize=PANEL, color=INK)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=3))
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, place: axis_number(value)))
         panel.set_xlabel("predicted change", fontsize=LABEL, color=INK)
     axes[0].set_ylabel("true change", fontsize=LABEL, color=INK)
     return figure
