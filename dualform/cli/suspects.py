@@ -62,6 +62,8 @@ def suspects(
         return
     rows = [[_cell(name, value, names) for name, value in row.items() if name in _COLUMNS] for row in table.rows()]
     out.print(terminal.grid([_COLUMNS[name] for name in table.columns if name in _COLUMNS], rows))
+    if any(row["score"] < 0 for row in table.rows()):
+        out.print("a score below 0: the label itself was likelier than any other class")
     if csv_file is not None:
         out.print(f"the list is in {csv_file}", soft_wrap=True)
 

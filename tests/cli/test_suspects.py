@@ -36,6 +36,13 @@ def test_it_prints_a_table_for_people(trained: Path, tmp_path: Path) -> None:
     assert all(str(one) in result.stdout for one in dualform.load(trained).suspects(3)["id"])
 
 
+def test_it_says_where_labels_are_likelier_than_what_else_is_suggested(trained: Path) -> None:
+    scores = dualform.load(trained).suspects(10**6)["score"]
+    assert scores[0] > 0 > scores[-1]
+    assert "a score below 0" not in call("suspects", trained, "--top", 1).stdout
+    assert "a score below 0" in call("suspects", trained, "--top", len(scores)).stdout
+
+
 def test_slots_are_made_again_by_the_recipe(trained: Path, tmp_path: Path) -> None:
     recipe().train(tmp_path / "run", 30, threads=1, keep="snapshots")
     assert "pass --recipe PACKAGE:FACTORY" in fails("suspects", tmp_path / "run")
