@@ -13,7 +13,7 @@ The paper's network is trained and recorded (784-800-800-10, 3,000 steps of 128)
 - a hundred queries: the 500 best of every class, likewise.
 
 Both sides begin with queries, not with images. `first` is the first answer of a fresh memory, which reads every key,
-checks its checksum, and sums keys up for the totals; `sketch` is what the fourth query pays once.
+checks its checksum, and scores it; `sketch` is what the fourth query pays once, and sums of keys for the totals.
 What torch finds has to be found by us, but for scores that differ by rounding.
 
 Of the same run, recorded as a user would, `bytes_ratio` is its bytes over its keys and values as raw float32, and

@@ -38,7 +38,8 @@ class QueryBatch:
     slots: Slots
     queries: Tensor  # (queries, d_in)
     scores: Scores  # one for all folds, so that they are computed once
-    often: bool = False  # enough has been asked for an index to pay
+    often: bool = False  # enough has been asked for an index to pay,
+    again: bool = False  # even before these queries
     asked: Layer | None = None  # that queries are of, where slots are those of another one with a tied weight
 
     @property

@@ -332,8 +332,9 @@ class Answers:
         """Yield the queries, so many at a time."""
         slots, asked = self._sources.view.slots(self.name), self._sources.index.sketches.asked
         often = asked[self.name] + len(self.queries) > index.FEW_QUERIES
-        for queries in torch.split(self.queries, portion):
-            yield QueryBatch(self._sources, slots, queries, AttentionScores(queries), often)
+        for start in range(0, max(1, len(self.queries)), portion):
+            queries, again = self.queries[start : start + portion], asked[self.name] + start >= index.FEW_QUERIES
+            yield QueryBatch(self._sources, slots, queries, AttentionScores(queries), often, again)
         asked[self.name] += len(self.queries)  # not if only a plan was asked for
 
 

@@ -1,10 +1,10 @@
 """Sum up attention weights over groups of slots, each in the cheapest way that is exact.
 
 - Without absolute values, or where neither keys nor queries are negative, by linearity: the sum over a
-  group is (sum of its keys) . q.
+  group is (sum of its keys) . q. Not for the first few queries: to sum their scores up takes less.
 - With absolute values, where keys are stored once however often they come: every stored key is scored
   once, and counts for as much as its slots in a group do together.
-- Else slot by slot.
+- Else slot by slot, by scores that a scan for the best slots has computed anyway.
 
 The first two keep something small that serves all later queries without another reading of the slots.
 """
@@ -21,6 +21,7 @@ from dualform.errors import QueryError
 from dualform.slots import Block, By, Grouping, Slots
 
 _COUNTED_CELLS = 1 << 25  # stored keys times groups, beyond which slot by slot is cheaper
+_SUMMED_QUERIES = 64  # which summing keys up takes no longer than, however many groups
 _CHUNK_KEYS = 4096  # scored at a time
 
 
@@ -39,9 +40,19 @@ class Sums:
             return self._slot_by_slot(batch, None)
         strengths = batch.sources.duals.of(batch.layer.name).strengths() if self.valued else None
         sums = batch.sources.index.sums.get(self._key(batch, KeySumFold))
-        if not self.absolute or (bool((batch.queries >= 0).all()) and (sums is None or sums.nonnegative)):
+        linear = not self.absolute or (bool((batch.queries >= 0).all()) and (sums is None or sums.nonnegative))
+        if linear and (sums is not None or self._summing_pays(batch)):
             return self._by_summed_keys(batch, strengths)
-        return self._by_sizes(batch, strengths)
+        return self._by_sizes(batch, strengths) if self.absolute else self._slot_by_slot(batch, strengths)
+
+    def _summing_pays(self, batch: QueryBatch) -> bool:
+        """Return whether summing keys up is quicker than scoring all slots, for these queries or those to come.
+
+        It takes as long as to score as many queries as there are groups. A reading takes as long as fifteen; one that
+        has to train again takes longer than anything, so all later ones are spared.
+        """
+        groups = batch.grouping(self.by).size
+        return batch.again or not batch.layer.stored or len(batch.queries) >= min(groups, _SUMMED_QUERIES)
 
     def _by_summed_keys(self, batch: QueryBatch, strengths: Any) -> Route:
         grouping = batch.grouping(self.by)

@@ -107,7 +107,7 @@ class CertifyFold:
         self._sums = [{use: _ProbedSum() for use in sights} for _ in spans]
 
     def add(self, block: Block) -> None:
-        step, values = int(block.steps[0]), block.values.double()
+        step, values = int(block.steps[0]), block.values
         likely = {0, bisect_right(self._starts, step)}  # the whole run, and the last chapter that has begun by then
         covering = [(self._spans[i][1], self._sums[i]) for i in sorted(likely) if step in self._spans[i][0]]
         for use, sight in self._sights.items():

@@ -6,6 +6,9 @@
 
 Vectors belong to the map of one layer, (width, n). Another layer that uses the same parameter may have it the other way
 round, as a head that is tied to an embedding: its map is then seen transposed, sum_t c_t x_t (e_t . r).
+
+Products are as precise as the values that come, where all are of ordinary size: float32 is for slots that were stored
+with no more bits. They are summed up in float64, some slots at a time.
 """
 
 from collections.abc import Mapping
@@ -18,6 +21,8 @@ from dualform.kinds import Keys, kind_of
 from dualform.store import Layer, Use
 
 PROBES = 16
+_ORDINARY = 2.0**40  # float32 may lose bits of products of numbers that are larger, or all smaller than its inverse
+_PIECE_SLOTS = 64  # summed up in the precision of their values: of more, a certificate would tell
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,12 +36,18 @@ class SeenSlots:
     sizes: Tensor  # |e_t| |x_t . r|, or |x_t| |e_t . r|: (slots,)
 
     def times(self, coefficients: Tensor) -> Tensor:
-        """Return the sum over slots, each times its coefficient: (numbers, n)."""
+        """Return the sum over slots, each times its coefficient in float64: (numbers, n), in float64."""
         if self._signals is None:
             return self._keys.seen_transposed(self._values * coefficients[:, None], self._sight.vectors)
         by_group = self._values.unflatten(1, (self._signals.shape[1], -1))
-        weighted = self._signals * coefficients[:, None, None]
-        return torch.einsum("sgo,sgn->gon", by_group, weighted).flatten(0, 1)
+        largest = coefficients.abs().max()  # taken out first: it may be beyond float32
+        shares = (coefficients / largest.where(largest > 0, 1.0)).to(self._signals.dtype)
+        weighted = self._signals * shares[:, None, None]
+        whole = len(weighted) // _PIECE_SLOTS * _PIECE_SLOTS
+        pieces = (of_slots[:whole].unflatten(0, (-1, _PIECE_SLOTS)) for of_slots in (by_group, weighted))
+        total = torch.einsum("psgo,psgn->pgon", *pieces).sum(dim=0, dtype=torch.float64)
+        total += torch.einsum("sgo,sgn->gon", by_group[whole:], weighted[whole:])
+        return total.flatten(0, 1) * largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,22 +64,37 @@ class Sight:
         return (matrix if self._own is None else matrix.mT) @ self.vectors
 
     def of_slots(self, keys: Keys, values: Tensor) -> SeenSlots:
-        """Return some slots, given the layer's keys and values (slots, d_out) in float64."""
-        keys = keys.of(self.use)
+        """Return some slots, given the layer's keys and values (slots, d_out)."""
+        return self._of_entries(keys.of(self.use), values)
+
+    def _of_entries(self, keys: Keys, values: Tensor) -> SeenSlots:
         if self._own is not None:
+            values = values.double()
             sizes = (values @ self.vectors).norm(dim=1) * keys.pair(self._own.mT).norm(dim=0)
             return SeenSlots(keys, values, self, None, sizes)
-        signals = keys.pair_groups(self.vectors.mT.repeat(1, self.use.groups))  # (slots, groups, n)
+        vectors = self.vectors.to(values.dtype)
+        signals = keys.pair_groups(vectors.mT.repeat(1, self.use.groups))  # (slots, groups, n)
+        if values.dtype != torch.float64 and not (_is_ordinary(values) and _is_ordinary(signals)):
+            return self._of_entries(keys, values.double())
         by_group = values.unflatten(1, (self.use.groups, -1)).norm(dim=2) * signals.norm(dim=2)
-        return SeenSlots(keys, values, self, signals, by_group.norm(dim=1))
+        return SeenSlots(keys, values, self, signals, by_group.norm(dim=1).double())
+
+
+def _is_ordinary(numbers: Tensor) -> bool:
+    """Return whether the largest is neither huge nor tiny; if it is 0, nothing can get lost."""
+    largest = max(float(numbers.amax()), -float(numbers.amin()))
+    return largest == 0 or 1 / _ORDINARY <= largest <= _ORDINARY
 
 
 def draw_vectors(width: int, generator: torch.Generator) -> Tensor:
-    """Return vectors r, scaled so that |W r| estimates |W|, or is |W| where a key has few entries: (width, probes)."""
+    """Return vectors r, scaled so that |W r| estimates |W|, or is |W| where a key has few entries: (width, probes).
+
+    In float64, of numbers that are the same in float32.
+    """
     if width <= PROBES:
         return torch.eye(width, dtype=torch.float64)
     drawn: Tensor = torch.randn(width, PROBES, generator=generator, dtype=torch.float64)
-    return drawn.div(PROBES**0.5)
+    return drawn.div(PROBES**0.5).float().double()
 
 
 def sights_of(layer: Layer, user: Layer, vectors: Mapping[Use, Tensor], generator: torch.Generator) -> dict[Use, Sight]:

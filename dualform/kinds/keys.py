@@ -22,6 +22,9 @@ from torch import Tensor
 
 from dualform.store.schema import Use
 
+_MAX_INDICATED = 256  # groups, beyond which scattered adding is quicker than a product with their indicators
+_NARROW = 16  # columns, up to which it is quicker for any number of groups
+
 
 class Keys(ABC):
     """Keys (slots, width), however they are kept."""
@@ -99,7 +102,7 @@ class Vectors(Keys):
 
     @property
     def nonnegative(self) -> bool:  # type: ignore[override]
-        return bool((self._rows >= 0).all())
+        return not self._rows.numel() or bool(self._rows.amin() >= 0)
 
     def rows(self) -> Tensor:
         return self._rows
@@ -278,7 +281,7 @@ def paired_with(use: Use, queries: Tensor) -> Tensor:
 def add_by_group(sums: Tensor, rows: Tensor, codes: NDArray[np.int64]) -> None:
     """Add each row to the sum of its group: (groups, d)."""
     index = torch.from_numpy(codes)
-    if len(sums) <= 256:  # one product with the groups' indicators is quicker than scattered adding
+    if len(sums) <= _MAX_INDICATED and rows.shape[1] > _NARROW:
         indicator = torch.zeros(len(sums), len(codes), dtype=rows.dtype)
         indicator[index, torch.arange(len(codes))] = 1
         added = indicator @ rows

@@ -5,14 +5,15 @@
     checksum.result()
 
 A run larger than memory is read at the disk's speed only if the disk never waits for a product or a product for the
-disk. To compute a checksum is to read all bytes once, and zlib lets other threads work meanwhile: when a scan comes
-to a chapter its pages are there, and known to be intact. Merely to ask the system for pages (MADV_WILLNEED) is half
-as quick as to touch them in order, which it notices, and then fetches larger and larger pieces ahead.
+disk. To compute a checksum is to read all bytes once, and other threads work meanwhile: when a scan comes to a
+chapter its pages are there, and known to be intact. Merely to ask the system for pages (MADV_WILLNEED) is half as
+quick as to touch them in order, which it notices, and then fetches larger and larger pieces ahead.
 """
 
-import zlib
 from contextlib import suppress
 from threading import Thread
+
+from dualform.store.checksum import crc32
 
 MIN_BYTES = 1 << 20  # bytes: to begin a thread takes as long as to read a tenth of this
 
@@ -39,5 +40,5 @@ class Checksum:
         return self._compute() if self._checksum is None else self._checksum
 
     def _compute(self) -> int:
-        self._checksum = zlib.crc32(self._content)
+        self._checksum = crc32(self._content)
         return self._checksum

@@ -9,11 +9,11 @@ like a head that is tied to an embedding. docs/internals/format.md describes the
 """
 
 import json
-import zlib
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from dualform.store.checksum import crc32
 from dualform.store.geometry import Geometry
 
 VERSION = 7
@@ -305,7 +305,7 @@ class Manifest:
 
 def checksum(content: dict[str, Any]) -> int:
     """Return the CRC-32 of a JSON document, however it is laid out."""
-    return zlib.crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    return crc32(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
 
 
 @dataclass(frozen=True)
@@ -331,4 +331,4 @@ class ShardInfo:
 def header_digest(tensors: dict[str, Any], info: str) -> str:
     """Return the checksum of what no tensor's checksum covers: a shard's table of contents and its info."""
     table = json.dumps(tensors, sort_keys=True, separators=(",", ":"))
-    return f"{zlib.crc32(info.encode(), zlib.crc32(table.encode())):08x}"
+    return f"{crc32(info.encode(), crc32(table.encode())):08x}"

@@ -4,7 +4,6 @@ Opening reads the header only, so that a damaged tensor is never taken for an an
 Slots are mostly read from the first shard to the last, so while those of one are used, those of the next are checked.
 """
 
-import zlib
 from math import prod
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from dualform.errors import NotRecorded, RunError
 from dualform.store.backend import Backend
+from dualform.store.checksum import crc32
 from dualform.store.codec.sparse import stored_counts, with_zeros
 from dualform.store.codec.texts import decoded
 from dualform.store.parse import info_from_json
@@ -135,7 +135,7 @@ class Shard:
                 raise NotRecorded(REPEATABLE)
             raise RunError(f"{self.path} has no {name}")
         entry, content, begun = self._tensors[name], self._blob.read(*self._spans[name]), self._begun.pop(name, None)
-        if (zlib.crc32(content.data) if begun is None else begun.result()) != self._checksums.get(name):
+        if (crc32(content.data) if begun is None else begun.result()) != self._checksums.get(name):
             raise RunError(
                 f"{self.path} is damaged: the checksum of {name} does not fit. Restore the file from a copy, or "
                 "remove it and those after it: what comes before is a run"

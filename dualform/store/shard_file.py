@@ -6,7 +6,6 @@ safetensors would refuse.
 """
 
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from dualform.atomic_file import Bytes
 from dualform.store.backend import Blob, Lock
+from dualform.store.checksum import crc32
 from dualform.store.parse import info_from_json
 from dualform.store.schema import DTYPES, MAX_HEADER_BYTES, ShardInfo, header_digest
 from dualform.strict_json import parse
@@ -91,7 +91,7 @@ def write_shard(lock: Lock, name: str, columns: Mapping[str, Column], info: Shar
         header[tensor] = column.entry(offset)
         checksums[tensor] = 0
         for block in column.blocks:
-            checksums[tensor] = zlib.crc32(_bytes(block).data, checksums[tensor])
+            checksums[tensor] = crc32(_bytes(block).data, checksums[tensor])
         offset += column.nbytes
     text = info.to_json(checksums)
     digest = header_digest(header, text)

@@ -10,7 +10,6 @@ base64 of little-endian int32, and `crc32` over the rest.
 
 import base64
 import json
-import zlib
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from dualform.atomic_file import write_atomically
 from dualform.errors import QueryError, RunError, StorageError
+from dualform.store.checksum import crc32
 
 _FORMAT = "dualform text"
 _VERSION = 1
@@ -151,4 +151,4 @@ def _fault(ids: NDArray[Any], vocabulary: Any, separator: Any, titles: Any) -> s
 
 
 def _crc(content: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    return crc32(json.dumps(content, sort_keys=True).encode())

@@ -61,8 +61,8 @@ def test_totals_are_those_of_a_loop(
     slots = Slots(tmp_path / "run", sign=1.0 if way == "nothing negative" else -1.0)
     queries = torch.randn(3, 4).double()
     queries = queries.abs() if way == "nothing negative" else queries
-    layer = slots.memory.attend({"0": queries})["0"]
-    for _ in range(2):  # the second time from what was kept
+    for count in (1, 3, 3):  # from scores, from sums of keys where there are such, and from what was kept
+        layer = slots.memory.attend({"0": queries[:count]})["0"]
         for row in layer.total(by="label", absolute=absolute, valued=valued).rows():
             expected = slots.total(queries[row["query"]], row["label"], absolute, valued)
             np.testing.assert_allclose(row["total"], expected, rtol=1e-9, atol=1e-12)

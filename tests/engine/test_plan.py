@@ -306,8 +306,20 @@ def test_sizes_of_weights_are_never_answered_by_summed_examples(tmp_path: Path) 
     assert readings(plan.answers) == ["TotalFold"]
 
 
-def test_totals_are_answered_by_keys_that_are_summed_up_once(tmp_path: Path) -> None:
+def test_totals_of_a_first_query_are_summed_up_from_its_scores(tmp_path: Path) -> None:
     layer = of_vectors(tmp_path / "run").attend({"0": -torch.ones(1, 5)})["0"]
+    for _ in range(3):
+        plan = layer.plan(Total("label"))
+        assert plan.explain().endswith("a scan of all slots")
+        assert readings(lambda: layer.total("label")) == ["TotalFold"]
+    assert "a scan, for keys summed up in 3 groups" in layer.plan(Total("label")).explain()
+    assert readings(lambda: layer.total("label")) == ["KeySumFold"]
+    assert readings(lambda: layer.total("label")) == []
+
+
+def test_totals_of_many_are_answered_by_keys_that_are_summed_up_once(tmp_path: Path) -> None:
+    layer = of_vectors(tmp_path / "run").attend({"0": -torch.ones(3, 5)})["0"]
+    assert "a scan of all slots" in layer.plan(Timeline(4)).explain()  # to sum up more groups takes longer
     plan = layer.plan(Total("label"))
     assert "a scan, for keys summed up in 3 groups" in plan.explain()
     assert readings(plan.answers) == ["KeySumFold"]
