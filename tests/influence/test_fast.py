@@ -14,64 +14,28 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import dualform
-from dualform.errors import NotRecorded, QueryError, UnknownName
+from dualform.errors import QueryError, UnknownName
 from dualform.influence.result import Influence
-from dualform.store import InMemory
 from tests.influence.dense import Reference, together
+from tests.influence.loops import (
+    BATCHES,
+    CLASSES,
+    EXAMPLES,
+    IDS,
+    INPUTS,
+    LABELS,
+    PROBES,
+    SIZE,
+    SQUARES,
+    Losses,
+    Mixed,
+    ask,
+    margin,
+    mlp,
+    record,
+    sgd,
+)  # fmt: skip
 from tests.influence.trainings import TESTS, recipe, trained
-
-BATCHES, SIZE, EXAMPLES, CLASSES = 7, 5, 12, 3
-_numbers = torch.Generator().manual_seed(0)
-INPUTS = torch.randn(EXAMPLES, 4, 5, generator=_numbers, dtype=torch.float64)
-LABELS = torch.randint(CLASSES, (EXAMPLES, 4), generator=_numbers)
-IDS = [torch.randperm(EXAMPLES, generator=_numbers)[:SIZE] for _ in range(BATCHES)]
-PROBES = torch.randn(3, 4, 5, generator=_numbers, dtype=torch.float64)
-Losses = Callable[[Tensor, Tensor], Tensor]
-
-
-class Mixed(nn.Module):
-    """What is said of each row depends on those before it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 4), nn.Linear(4, CLASSES)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(rows).cumsum(1).tanh())
-        return out
-
-
-def mlp() -> nn.Sequential:
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, CLASSES)).double()
-
-
-def record(
-    model: nn.Module, optimizers: Any, inputs: Tensor = INPUTS[:, 0], labels: Tensor = LABELS[:, 0],
-    losses: Losses = F.cross_entropy, parts: int = 1, clip: float | None = None, **options: Any,
-) -> dualform.Memory:  # fmt: skip
-    """A plain loop."""
-    where, several = InMemory(), optimizers if isinstance(optimizers, list) else [optimizers]
-    tags = options.pop("tags", ("id", "label"))
-    with dualform.record(model, optimizers, where, **{"dtype": "float64", **options}) as recorder:
-        for ids in IDS:
-            for part in ids.chunk(parts):
-                known = {"id": part, "label": labels[part]}
-                recorder.tag(**{name: known[name] for name in tags})
-                out, wanted = model(inputs[part]), labels[part]
-                flat = (out.flatten(0, -2), wanted.flatten()) if out.dim() == 3 else (out, wanted)
-                (losses(*flat) * len(part) / len(ids)).backward()
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            for optimizer in several:
-                optimizer.step()
-                optimizer.zero_grad()
-    return dualform.load(where)
-
-
-def margin(logits: Tensor, classes: Tensor) -> Tensor:
-    chosen = F.one_hot(classes, logits.shape[1]).bool()
-    return logits[chosen] - logits.masked_fill(chosen, -torch.inf).logsumexp(1)
 
 
 def compare(influence: Influence, scores: Tensor, ids: Tensor) -> None:
@@ -106,7 +70,7 @@ def check(make: Callable[[Any], torch.optim.Optimizer], clip: float = 1e9, parts
     clip=st.sampled_from([1e9, 0.3]),
 )  # fmt: skip
 @settings(max_examples=8)
-def test_sgd(options: dict[str, Any], parts: int, clip: float) -> None:
+def testsgd(options: dict[str, Any], parts: int, clip: float) -> None:
     options["nesterov"] = options["nesterov"] and options["momentum"] > 0
     options["dampening"] = 0.0 if options["nesterov"] else options["dampening"]
     check(lambda parameters: torch.optim.SGD(parameters, **options), clip, parts)
@@ -202,7 +166,6 @@ def test_what_is_of_no_single_example_is_in_nobodys_influence(inputs: int, note:
     np.testing.assert_array_equal(with_table.examples["total"], without.examples["total"])
 
 
-SQUARES: Losses = lambda out, y: F.mse_loss(out, F.one_hot(y, CLASSES).double())  # noqa: E731
 LOSSES: dict[str, tuple[Losses, str]] = {
     "mse": (SQUARES, "are not those of a softmax cross-entropy"),
     "bce": (
@@ -222,9 +185,9 @@ def test_other_losses_are_estimated_by_whitened_contributions(name: str) -> None
     losses, reason = LOSSES[name]
     model, classes = mlp(), torch.tensor([0, 2, 1])
     again = deepcopy(model)
-    memory = record(model, _sgd(model, momentum=0.5), losses=losses)
+    memory = record(model, sgd(model, momentum=0.5), losses=losses)
     batches = [(INPUTS[ids, 0], LABELS[ids, 0]) for ids in IDS]
-    reference = Reference(again, _sgd(again, momentum=0.5), batches, losses=losses)
+    reference = Reference(again, sgd(again, momentum=0.5), batches, losses=losses)
     influence = memory.influence(model, PROBES[:, 0], classes)
     assert len(influence.notes) == 1
     assert "by whitened contributions alone" in influence.notes[0]
@@ -287,13 +250,9 @@ def test_slots_in_another_order_are_told_by_their_ids() -> None:
     for kind in (Mixed, TimeFirst):
         torch.manual_seed(1)
         model = kind().double()
-        memory = record(model, _sgd(model), INPUTS, LABELS, SQUARES)
+        memory = record(model, sgd(model), INPUTS, LABELS, SQUARES)
         found.append(memory.influence(model, PROBES, 1, rows=-1))
     near(found[1], found[0], 1e-4)
-
-
-def ask(memory: dualform.Memory, model: nn.Module, **options: Any) -> Influence:
-    return memory.influence(model, PROBES[:, 0], torch.tensor([0, 2, 1]), **options)
 
 
 def near(found: Influence, expected: Influence, share: float) -> None:
@@ -329,77 +288,17 @@ def test_a_beginning_is_a_training_and_slots_that_are_made_again_are_slots() -> 
     np.testing.assert_allclose(totals(stored.until(3), half), totals(short, half), rtol=1e-4)
 
 
-def test_sums_are_the_same_whatever_they_are_by() -> None:
-    model = mlp()
-    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9))
-    calls = list[tuple[int, int]]()
-    influence = ask(memory, model, progress=lambda step, steps: calls.append((step, steps)))
-    assert calls == [(step, BATCHES) for step in range(1, BATCHES + 1)]
-    whole = influence.total()["total"]
-    tables = [influence.total(by="label"), influence.total(by=("label", "id")), influence.examples, influence.top(99)]
-    for table in (*tables, *(influence.timeline(bins) for bins in (1, 3, BATCHES, 20))):
-        np.testing.assert_allclose(np.bincount(table["query"], table["total"]), whole, rtol=1e-9)
-    assert influence.total()["visits"].tolist() == [BATCHES * SIZE] * 3
-    assert influence.total(by="label")["visits"].sum() == 3 * BATCHES * SIZE
-    questions: list[dict[str, Any]] = [{"label": 1}, {"id": [3, 5, 6]}, {"label": (0, 2), "id": np.arange(6)}]
-    for without in (*questions, {"id": torch.tensor([7])}):
-        chosen = influence.total(by=("id", "label"))
-        mask = np.ones(len(chosen), dtype=bool)
-        for tag, values in without.items():
-            mask &= np.isin(chosen[tag], values)
-        expected = influence.outputs.numpy() - np.bincount(chosen["query"], chosen["total"] * mask)
-        np.testing.assert_allclose(influence.of(without=without).numpy(), expected, rtol=1e-9)
-
-
-def test_the_best_and_the_worst_with_their_tags() -> None:
-    model = mlp()
-    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3))
-    influence = ask(memory, model)
-    totals, count = influence.examples["total"].reshape(3, -1), len({*torch.cat(IDS).tolist()})
-    ids = influence.examples["id"][:count]
-    cases: list[tuple[dict[str, Any], Any]] = [
-        ({}, totals), ({"against": True}, -totals), ({"absolute": True}, np.abs(totals)),
-    ]  # fmt: skip
-    for options, key in cases:
-        top = influence.top(4, **options)
-        order = np.argsort(-key, axis=1)[:, :4]
-        assert top["id"].reshape(3, 4).tolist() == ids[order].tolist()
-        np.testing.assert_allclose(top["total"].reshape(3, 4), np.take_along_axis(totals, order, 1))
-        assert top["label"].tolist() == LABELS[top["id"], 0].tolist()
-        assert top["visits"].tolist() == [int((torch.cat(IDS) == one).sum()) for one in top["id"].tolist()]
-    assert influence.top(2, per="label")["visits"].sum() == sum(
-        int((LABELS[torch.cat(IDS), 0] == label).sum()) for label in influence.top(2, per="label")["label"]
-    )
-
-
-def test_probabilities_change_to_first_order() -> None:
-    """As much as a small step along the output changes that of the target."""
-    model = mlp()
-    memory = record(model, torch.optim.SGD(model.parameters(), lr=0.3))
-    small, by_measure = 1e-6, {of: ask(memory, model, of=of) for of in ("margin", "loss", "logit")}
-    p = model(PROBES[:, 0]).softmax(1)[torch.arange(3), torch.tensor([0, 2, 1])].detach().numpy()
-    chances: dict[str, Any] = {"margin": lambda out: 1 / (1 + np.exp(-out)), "loss": lambda out: np.exp(-out)}
-    for of, chance in chances.items():
-        influence = by_measure[of]
-        np.testing.assert_allclose(chance(influence.outputs.numpy()), p)
-        top = influence.top(5)
-        outputs = influence.outputs.numpy()[top["query"]]
-        slope = (chance(outputs + small) - chance(outputs - small)) / (2 * small)
-        np.testing.assert_allclose(top["probability"], slope * top["total"], rtol=1e-6)
-    assert "probability" not in by_measure["logit"].top(5).columns
-
-
 def test_what_muon_has_trained_is_left_out_and_said() -> None:
     model = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)).double()
 
     def muon(part: nn.Module) -> torch.optim.Optimizer:
         return torch.optim.Muon(part.parameters(), lr=0.05)
 
-    memory = record(model, [muon(model[0]), _sgd(model[2])])
+    memory = record(model, [muon(model[0]), sgd(model[2])])
     influence = ask(memory, model)
     assert influence.notes == ["without '0', which Muon has trained: its steps are not followed back"]
     other = nn.Sequential(nn.Linear(5, 4, bias=False), nn.Tanh(), nn.Linear(4, CLASSES, bias=False)).double()
-    notes = " ".join(ask(record(other, [_sgd(other[0]), muon(other[2])]), other).notes)
+    notes = " ".join(ask(record(other, [sgd(other[0]), muon(other[2])]), other).notes)
     assert "without '2'" in notes
     assert "layer '2' was trained by Muon" in notes
     last = nn.Sequential(nn.Linear(5, CLASSES, bias=False)).double()
@@ -407,16 +306,12 @@ def test_what_muon_has_trained_is_left_out_and_said() -> None:
         ask(record(last, muon(last)), last)
 
 
-def _sgd(part: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(part.parameters(), **{"lr": 0.2, **options})
-
-
 def test_two_optimisers_are_followed_each_by_its_own_steps() -> None:
     """Of layers one of which learns nothing, influence is that through the other."""
     model = mlp()
-    both = record(model, [_sgd(model[0], momentum=0.9), torch.optim.Adam(model[2].parameters(), lr=0.0)])
+    both = record(model, [sgd(model[0], momentum=0.9), torch.optim.Adam(model[2].parameters(), lr=0.0)])
     again = mlp()
-    one = record(again, [_sgd(again[0], momentum=0.9), _sgd(again[2], lr=0.0)])
+    one = record(again, [sgd(again[0], momentum=0.9), sgd(again[2], lr=0.0)])
     near(ask(both, model), ask(one, again), 1e-5)
     assert not ask(both, model).notes
 
@@ -431,19 +326,19 @@ def test_options_and_weights_that_are_not_followed_are_said() -> None:
     assert notes == ["parameters of '0', '2' had options of their own: all are followed by the first one's"]
     tied = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, CLASSES)).double()
     tied[2].weight = tied[0].weight
-    notes = ask(record(tied, _sgd(tied)), tied).notes
+    notes = ask(record(tied, sgd(tied)), tied).notes
     assert notes == ["of weights that '0', '2' share, each layer's slots are followed through that layer alone"]
 
 
 def test_without_ids_there_are_visits_and_other_tags() -> None:
     model = mlp()
-    influence = ask(record(model, _sgd(model), tags=("label",)), model)
+    influence = ask(record(model, sgd(model), tags=("label",)), model)
     assert influence.total(by="label")["visits"].sum() == 3 * BATCHES * SIZE
     assert influence.top(1, per="label").columns[:2] == ["query", "total"]
     with pytest.raises(UnknownName, match="no tag 'id'; choose from 'label'"):
         influence.top(1)
     conv = nn.Sequential(nn.Conv1d(4, 2, 2), nn.Flatten(), nn.Linear(8, CLASSES)).double()
-    memory = record(conv, _sgd(conv), INPUTS, LABELS[:, 0], tags=("label",))
+    memory = record(conv, sgd(conv), INPUTS, LABELS[:, 0], tags=("label",))
     with pytest.raises(QueryError, match="no tag 'id' says whose they are"):
         memory.influence(conv, PROBES)
 
@@ -466,9 +361,9 @@ def test_a_convolution_is_the_linear_layer_of_its_patches() -> None:
     patches = Patches().double()
     patches.map.load_state_dict({"weight": conv[0].get_parameter("weight").flatten(1), "bias": conv[0].bias})
     patches.head.load_state_dict(conv[3].state_dict())
-    sgd = {"lr": 0.3, "momentum": 0.5}
-    memory = record(conv, _sgd(conv, **sgd), INPUTS, LABELS[:, 0])
-    reference = Reference(patches, _sgd(patches, **sgd), [(INPUTS[ids], LABELS[ids, 0]) for ids in IDS])
+    options = {"lr": 0.3, "momentum": 0.5}
+    memory = record(conv, sgd(conv, **options), INPUTS, LABELS[:, 0])
+    reference = Reference(patches, sgd(patches, **options), [(INPUTS[ids], LABELS[ids, 0]) for ids in IDS])
     classes = torch.tensor([0, 2, 1])
     influence = memory.influence(conv, PROBES, classes)
     scores = reference.scores(PROBES, lambda logits: margin(logits, classes), 3)
@@ -499,41 +394,3 @@ def test_heads_that_take_turns_are_for_the_other_method() -> None:
     memory, model = trained(recipe("heads"), keep="slots")
     with pytest.raises(QueryError, match="did not go through layer 'first'.*use method='exact'"):
         memory.influence(model, TESTS["flat"])
-
-
-def test_questions_that_make_no_sense() -> None:
-    model = mlp()
-    memory = record(model, _sgd(model))
-    for view in (memory.where(label=1), memory.without(id=3)):
-        with pytest.raises(QueryError, match="ask a memory without where or without"):
-            ask(view, model)
-    with pytest.raises(NotRecorded, match="no step was recorded"):
-        ask(memory.until(0), model)
-    with pytest.raises(NotRecorded, match="ask about fewer inputs at a time"):
-        ask(memory, model, max_bytes=100)
-    with pytest.raises(NotRecorded, match="holds keys only"):
-        ask(record(model, _sgd(model), values=False), model)
-    for method, question in ("exact", lambda: ask(memory, model, method="exact")), (
-        "calibrate", lambda: memory.calibrate(model, PROBES[:, 0]),
-    ):  # fmt: skip
-        with pytest.raises(NotRecorded, match=r"this run has no recipe.*Write the training as dualform.Recipe"):
-            question()
-        assert method
-    influence = ask(memory, model)
-    nonsense: list[Any] = [{}, None, 3, "label"]
-    for nothing in nonsense:
-        with pytest.raises(QueryError, match="without says which examples by their tags"):
-            influence.of(without=nothing)
-    with pytest.raises(UnknownName, match="no tag 'lable'; choose from 'id', 'label'"):
-        influence.of(without={"lable": 1})
-    with pytest.raises(UnknownName, match="no value of tag 'label': 9; choose from 0, 1, 2"):
-        influence.of(without={"label": [1, 9]})
-    for k in (0, True, 2.0):
-        with pytest.raises(QueryError, match="k must be at least 1"):
-            influence.top(k)  # type: ignore[arg-type]
-        with pytest.raises(QueryError, match="bins must be at least 1"):
-            influence.timeline(k)  # type: ignore[arg-type]
-    with pytest.raises(QueryError, match="by is a tag or a tuple of tags"):
-        influence.total(by=())
-    with pytest.raises(UnknownName, match="no tag 'day'"):
-        influence.total(by=("label", "day"))

@@ -13,7 +13,7 @@ import dualform
 from dualform.datasets.digits import load
 from dualform.errors import NotRecorded, QueryError
 from dualform.store import InMemory
-from tests.influence.test_fast import INPUTS, LABELS, SQUARES, Mixed, mlp, record
+from tests.influence.loops import INPUTS, LABELS, SQUARES, Mixed, mlp, record
 
 FLIPPED = 0.05
 
