@@ -142,9 +142,8 @@ def calibrate(
         else:
             by_name = _scores(memory, model, inputs, wanted, name, asked, ids)
             changes = {own: -chosen @ scores.T for own, scores in by_name.items()}
-            name = max(
-                changes, key=lambda own: rank_correlation(changes[own], true)
-            )  # of layers the one that does best
+            agreement = {own: rank_correlation(change, true) for own, change in changes.items()}
+            name = max(agreement, key=agreement.__getitem__)  # of several layers the one that does best
             predicted[name] = changes[name]
         took[name] = perf_counter() - began
     return Calibration(true, predicted, took, count / len(ids))

@@ -44,7 +44,6 @@ class ExactScores:
     scores: Tensor  # (tests, visits)
     steps: np.ndarray  # (visits,)
     columns: dict[str, np.ndarray]  # tags that each example has one of
-    outputs: Tensor  # (tests,), of the training as it was
     growth: float  # how many times larger the adjoint was at most than at the end of training
 
 
@@ -67,7 +66,7 @@ def exact(
     with repeatable(threads), RANDOM, sdpa_kernel(SDPBackend.MATH), _explained():
         walk = _Walk(weighed, steps)
         followed = _Followed(weighed, walk.training, around)
-        values, adjoints = followed.beginning(outputs)
+        adjoints = followed.beginning(outputs)
         first, largest = _norm(adjoints), 0.0
         scores, visits = list[Tensor](), list[StepBatch]()
         for step, before in walk.back():
@@ -83,7 +82,6 @@ def exact(
         torch.cat(scores[::-1], dim=1),
         np.repeat(np.arange(steps), [len(batch) for batch in visits]),
         {name: np.concatenate(parts) for name, parts in columns.items() if all(part.ndim == 1 for part in parts)},
-        values,
         largest / first if first else 0.0,
     )
 
@@ -186,8 +184,8 @@ class _Followed:
         replace_all_batch_norm_modules_(model)  # running means are in no loss
         self._losses = _Losses(model, recipe)
 
-    def beginning(self, outputs: Outputs) -> tuple[Tensor, dict[str, StateAdjoint]]:
-        """Return the outputs of the trained model, and their gradients."""
+    def beginning(self, outputs: Outputs) -> dict[str, StateAdjoint]:
+        """Return the gradients of the trained model's outputs."""
         model = fuse_recurrent(deepcopy(self._training.model)).eval()
         weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
         buffers = dict(model.named_buffers())
@@ -199,7 +197,7 @@ class _Followed:
             return result
 
         gradients = jacrev(of, chunk_size=_TOGETHER)(weights)
-        return of(weights).detach().double(), {name: StateAdjoint.of(gradients[name]) for name in self._rules}
+        return {name: StateAdjoint.of(gradients[name]) for name in self._rules}
 
     def back(
         self, before: _Before, batch: StepBatch, after: dict[str, StateAdjoint]
